@@ -1,0 +1,103 @@
+"""The only two denoising loops of the project. The loop knows no model; the model knows no loop.
+
+`predict(latents, step, rows) -> velocity` is the model: latents `(B, *latent)`, one `Step` per row, and `rows` `(B,)` naming
+the sample that each row belongs to (for its conditions). Sampling and replay call the same function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unirl.sde.noise import StepNoise
+from unirl.sde.solver import History, Stepper
+from unirl.sde.steps import Schedule, Step
+from unirl.sde.strategy import SDEStrategy
+from unirl.types.segment import LatentSegment
+
+Predict = Callable[[torch.Tensor, Step, torch.Tensor], torch.Tensor]
+
+
+def sample_trajectory(
+    predict: Predict,
+    latents: torch.Tensor,
+    schedule: Schedule,
+    *,
+    strategy: SDEStrategy,
+    solver: Stepper,
+    sde_indices: Sequence[int],
+    noise: StepNoise,
+    storage_dtype: torch.dtype,
+) -> LatentSegment:
+    """Walk from x_T `(N, *latent)` to x_0, stochastic at `sde_indices`, and record what replay needs.
+
+    The trajectory stored is the trajectory walked: the next latent is rounded to `storage_dtype`, scored as stored, and the
+    walk goes on from the rounded value.
+    """
+    count, device = len(latents), latents.device
+    rows = torch.arange(count, device=device)
+    kept = sorted({end for index in sde_indices for end in (index, index + 1)} | {len(schedule)})
+    x = latents.to(storage_dtype)
+    recorded = {0: x}
+    log_probs: list[torch.Tensor] = []
+    history: History | None = None
+    for index in range(len(schedule)):
+        step = schedule.at(torch.full((count,), index, device=device))
+        velocity = predict(x, step, rows)
+        if index in sde_indices:
+            mean, std = strategy.mean(x, velocity, step), strategy.std(step, x)
+            x = strategy.draw(mean, std, noise.draw(x.shape[1:]).to(device)).to(storage_dtype)
+            log_probs.append(strategy.log_prob(x, mean, std))
+            history = None  # a multistep solver starts anew after a stochastic step
+        else:
+            x_next, history = solver(x, velocity, step, history)
+            x = x_next.to(storage_dtype)
+        if index + 1 in kept:
+            recorded[index + 1] = x
+    return LatentSegment(
+        latents=torch.stack([recorded[position] for position in kept], dim=1),
+        positions=torch.tensor(kept),
+        sigmas=schedule.sigmas,
+        times=schedule.times,
+        sde_indices=torch.tensor(list(sde_indices), dtype=torch.long),
+        log_probs=torch.stack(log_probs, dim=1) if log_probs else latents.new_zeros(count, 0, dtype=torch.float32),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Transitions of N samples at S recorded steps under the present weights.
+
+    log_probs: `(N, S)`
+    means:     `(N, S, *latent)`
+    stds:      `(N, S, 1, ...)`
+    dts:       `(S,)` `sigma_next - sigma`, below 0
+    """
+
+    log_probs: torch.Tensor
+    means: torch.Tensor
+    stds: torch.Tensor
+    dts: torch.Tensor
+
+
+def replay_trajectory(predict: Predict, segment: LatentSegment, steps: torch.Tensor, *, strategy: SDEStrategy) -> Replay:
+    """Score the recorded transitions at `steps` `(S,)` (schedule indices), all of them in one forward.
+
+    Rows are (sample, step) pairs, sample-major. The recorded schedule is used as it is.
+    """
+    device = segment.latents.device
+    count, chosen = len(segment), len(steps)
+    schedule = Schedule(segment.sigmas, segment.times)
+    x, x_next = segment.at(steps).flatten(0, 1), segment.at(steps + 1).flatten(0, 1)
+    step = schedule.at(steps.to(device).repeat(count))
+    rows = torch.arange(count, device=device).repeat_interleave(chosen)
+    mean, std = strategy.mean(x, predict(x, step, rows), step), strategy.std(step, x)
+    log_probs = strategy.log_prob(x_next, mean, std)
+    return Replay(
+        log_probs=log_probs.unflatten(0, (count, chosen)),
+        means=mean.unflatten(0, (count, chosen)),
+        stds=std.unflatten(0, (count, chosen)),
+        dts=schedule.sigmas[steps + 1] - schedule.sigmas[steps],
+    )

@@ -1,0 +1,204 @@
+"""Row operations over dataclasses: select, split and concat keep every kind of field aligned.
+
+A subclass of `Rows` declares for each field how it follows the rows of the batch::
+
+    @dataclass(frozen=True, eq=False)
+    class Answer(Rows):
+        scores: torch.Tensor = dense()           # (N, ...)      row i belongs to sample i
+        tokens: torch.Tensor = packed("lengths") # (sum L, ...)  rows of different length, end to end
+        lengths: torch.Tensor = dense()          # (N,)
+        sigmas: torch.Tensor = shared()          # one value for the whole batch, equal in all that are joined
+        notes: list[str] = listed()              # Python objects, one a row
+
+A field whose length does not fit the batch is an error; a field may be None for the whole batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, cast
+
+import torch
+
+_KIND = "rows"
+_LENGTHS = "lengths"
+
+
+def dense(default: Any = dataclasses.MISSING) -> Any:
+    """A tensor `(N, ...)`."""
+    return dataclasses.field(default=default, metadata={_KIND: "dense"})
+
+
+def padded(default: Any = dataclasses.MISSING) -> Any:
+    """A tensor `(N, L, ...)` whose L may differ between batches; joining pads with zeros (False) at the end."""
+    return dataclasses.field(default=default, metadata={_KIND: "padded"})
+
+
+def packed(lengths: str, default: Any = dataclasses.MISSING) -> Any:
+    """A tensor `(sum L, ...)`, its rows end to end; `lengths` names the dense field that holds L `(N,)`."""
+    return dataclasses.field(default=default, metadata={_KIND: "packed", _LENGTHS: lengths})
+
+
+def listed(default: Any = dataclasses.MISSING) -> Any:
+    """A list of N Python objects."""
+    return dataclasses.field(default=default, metadata={_KIND: "listed"})
+
+
+def nested(default: Any = dataclasses.MISSING) -> Any:
+    """Another `Rows` of N rows."""
+    return dataclasses.field(default=default, metadata={_KIND: "nested"})
+
+
+def mapped(default: Any = dataclasses.MISSING) -> Any:
+    """A dict of dense tensors with the same keys in all batches that are joined."""
+    return dataclasses.field(default=default, metadata={_KIND: "mapped"})
+
+
+def shared(default: Any = dataclasses.MISSING) -> Any:
+    """One value for all rows; joining batches whose values differ is an error."""
+    return dataclasses.field(default=default, metadata={_KIND: "shared"})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """Base of every batched value. Frozen: a changed batch is a new batch (`dataclasses.replace`)."""
+
+    def __post_init__(self) -> None:
+        counts = {name: count for name, _, value in self._present() if (count := self._count(name, value)) is not None}
+        if not counts:
+            raise ValueError(f"{type(self).__name__} has no field that tells its number of rows")
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"{type(self).__name__}: fields disagree on the number of rows: {counts}")
+
+    def __len__(self) -> int:
+        return next(c for name, _, value in self._present() if (c := self._count(name, value)) is not None)
+
+    def select(self, index: Sequence[int] | torch.Tensor) -> Self:
+        """The rows at `index`, in that order; rows may repeat."""
+        rows = torch.as_tensor(index, dtype=torch.long)
+        if rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < len(self)):
+            raise ValueError(f"rows {rows.tolist()} are out of range for a batch of {len(self)}")
+        return self._map(lambda name, value: self._select(name, value, rows))
+
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """Consecutive pieces of the given sizes, which must add up to the batch."""
+        if sum(sizes) != len(self):
+            raise ValueError(f"sizes {list(sizes)} do not add up to the batch of {len(self)} rows")
+        ends = torch.tensor(list(sizes), dtype=torch.long).cumsum(0).tolist()
+        return [self.select(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+    @classmethod
+    def concat(cls, batches: Sequence[Self]) -> Self:
+        """Join batches in order; `concat(x.split(sizes)) == x`."""
+        if not batches:
+            raise ValueError(f"cannot join zero batches of {cls.__name__}")
+        if len(batches) == 1:
+            return batches[0]
+        return batches[0]._map_fields(lambda field: _concat(cls, field, [b.__dict__[field.name] for b in batches]))
+
+    def to(self, device: torch.device | str) -> Self:
+        """Every tensor on `device`."""
+        return self._map(lambda _, value: _to(value, torch.device(device)))
+
+    def _present(self) -> Iterator[tuple[str, str, Any]]:
+        for field in dataclasses.fields(self):
+            value = self.__dict__[field.name]
+            if value is not None:
+                yield field.name, field.metadata[_KIND], value
+
+    def _map_fields(self, change: Callable[[dataclasses.Field[Any]], Any]) -> Self:
+        return type(self)(**{field.name: change(field) for field in dataclasses.fields(self)})
+
+    def _map(self, change: Callable[[str, Any], Any]) -> Self:
+        values = self.__dict__
+        return self._map_fields(lambda f: None if values[f.name] is None else change(f.name, values[f.name]))
+
+    def _metadata(self, name: str) -> dict[str, str]:
+        return cast(dict[str, str], type(self).__dataclass_fields__[name].metadata)
+
+    def _lengths(self, name: str) -> torch.Tensor:
+        return self.__dict__[self._metadata(name)[_LENGTHS]]
+
+    def _count(self, name: str, value: Any) -> int | None:
+        kind = self._metadata(name)[_KIND]
+        if kind == "shared":
+            return None
+        if kind == "packed":
+            lengths = self._lengths(name)
+            if int(lengths.sum()) != len(value):
+                raise ValueError(
+                    f"{type(self).__name__}.{name} holds {len(value)} elements, its lengths add up to {int(lengths.sum())}"
+                )
+            return len(lengths)
+        if kind == "mapped":
+            sizes = {key: len(column) for key, column in value.items()}
+            if len(set(sizes.values())) > 1:
+                raise ValueError(f"{type(self).__name__}.{name}: columns of different length: {sizes}")
+            return next(iter(sizes.values()), None)
+        return len(value)
+
+    def _select(self, name: str, value: Any, rows: torch.Tensor) -> Any:
+        kind = self._metadata(name)[_KIND]
+        if kind == "shared":
+            return value
+        if kind == "listed":
+            return [value[row] for row in rows.tolist()]
+        if kind == "nested":
+            return value.select(rows)
+        if kind == "mapped":
+            return {key: column[rows.to(column.device)] for key, column in value.items()}
+        if kind == "packed":
+            pieces = value.split(self._lengths(name).tolist())
+            return torch.cat([pieces[row] for row in rows.tolist()]) if rows.numel() else value[:0]
+        return value[rows.to(value.device)]
+
+
+def _concat(owner: type, field: dataclasses.Field[Any], values: list[Any]) -> Any:
+    kind, label = field.metadata[_KIND], f"{owner.__name__}.{field.name}"
+    absent = [value is None for value in values]
+    if all(absent):
+        return None
+    if any(absent):
+        raise ValueError(f"{label} is set in some of the batches to join and missing in others")
+    if kind == "shared":
+        for other in values[1:]:
+            if not _equal(values[0], other):
+                raise ValueError(f"{label} must be the same in all batches to join: {values[0]} against {other}")
+        return values[0]
+    if kind == "listed":
+        return [item for value in values for item in value]
+    if kind == "nested":
+        if len({type(value) for value in values}) > 1:
+            raise ValueError(f"{label}: cannot join {sorted({type(value).__name__ for value in values})}")
+        return type(values[0]).concat(values)
+    if kind == "mapped":
+        if len({tuple(sorted(value)) for value in values}) > 1:
+            raise ValueError(f"{label}: keys differ between the batches to join: {[sorted(v) for v in values]}")
+        return {key: torch.cat([value[key] for value in values]) for key in values[0]}
+    if kind == "padded":
+        values = pad_to_longest(values)
+    return torch.cat(values)
+
+
+def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Zeros (False) appended along dimension 1 until all tensors are equally long."""
+    longest = max(tensor.shape[1] for tensor in tensors)
+    return [
+        torch.cat([t, t.new_zeros(t.shape[0], longest - t.shape[1], *t.shape[2:])], dim=1) if t.shape[1] < longest else t
+        for t in tensors
+    ]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    return bool(a == b)
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor | Rows):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,35 @@
+"""What `predict` needs beside the latents and the step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from unirl.types.batch import Rows, dense, nested, padded
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Embedding(Rows):
+    """Encoded prompts of one guidance branch.
+
+    tokens: `(N, L, D)` hidden states
+    pooled: `(N, P)`, where the model takes one vector a prompt
+    mask:   `(N, L)` bool, True where a token is real; None where the model attends to all of them
+    """
+
+    tokens: torch.Tensor = padded()
+    pooled: torch.Tensor | None = dense(None)
+    mask: torch.Tensor | None = padded(None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Conditions(Rows):
+    """The guidance branches of N samples.
+
+    positive: the prompt
+    negative: the unconditional branch; None means that no guidance is applied
+    """
+
+    positive: Embedding = nested()
+    negative: Embedding | None = nested(None)

@@ -1,0 +1,215 @@
+"""Sample and Part: a lineage of batches, from prompts to what was generated from them.
+
+Two prompts, three images each::
+
+    parts[0]  ids r0.p0, r0.p1                               media.texts = the prompts
+    parts[1]  ids r0.p0/0, r0.p0/1, r0.p0/2, r0.p1/0, ...    sampling, segment, conditions, media.images, rewards
+
+An engine takes a Sample whose last Part (the frontier) is unfilled and returns the Sample with that Part filled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, Self
+
+import torch
+
+from unirl.types.advantages import Scale, combine_rewards, group_relative
+from unirl.types.batch import Rows, dense, listed, mapped, nested, shared
+from unirl.types.condition import Conditions
+from unirl.types.media import Media
+from unirl.types.reward import Scores
+from unirl.types.sample_id import ancestor_id, child_id, depth, parent_id
+from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.segment import LatentSegment, TextSegment
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part(Rows):
+    """One level of a Sample: N rows of the same depth, siblings next to each other in parent order.
+
+    Set when the Part is made:
+      ids:        N lineage ids
+      sampling:   how the rows are generated; None exactly when they are given (prompts)
+      metadata:   N dicts that travel with the prompt row (answers, routing)
+    Set by the engine:
+      media:      what a person would see
+      segment:    what the stage recorded
+      conditions: what replay needs beside the segment
+      version:    `(N,)` int64, the weights that made each row
+    Set by the reward service and by compute_advantages:
+      rewards, reward_components, advantages: `(N,)` float32 each
+    """
+
+    ids: list[str] = listed()
+    metadata: list[dict[str, Any]] = listed()
+    sampling: DiffusionSamplingParams | None = shared(None)
+    media: Media | None = nested(None)
+    segment: LatentSegment | TextSegment | None = nested(None)
+    conditions: Conditions | None = nested(None)
+    version: torch.Tensor | None = dense(None)
+    rewards: torch.Tensor | None = dense(None)
+    reward_components: dict[str, torch.Tensor] | None = mapped(None)
+    advantages: torch.Tensor | None = dense(None)
+
+    def __post_init__(self) -> None:
+        Rows.__post_init__(self)
+        if len({depth(sample_id) for sample_id in self.ids}) > 1:
+            raise ValueError(f"the ids of a Part must have one depth, got {self.ids}")
+        if len(set(self.ids)) < len(self.ids):
+            raise ValueError(f"an id stands twice in a Part: {self.ids}")
+        if isinstance(self.segment, LatentSegment) and self.sampling is not None:
+            made, asked = self.segment.num_steps, self.sampling.steps
+            if made != asked:
+                raise ValueError(f"the trajectory has {made} steps, {asked} were asked for")
+
+    @property
+    def generated(self) -> bool:
+        """True for rows that an engine makes."""
+        return self.sampling is not None
+
+    @property
+    def filled(self) -> bool:
+        """True when content is there."""
+        return self.media is not None
+
+    def fork(self, branch: int, sampling: DiffusionSamplingParams) -> Part:
+        """An unfilled Part of `branch` children of every row."""
+        if branch < 1:
+            raise ValueError(f"branch must be at least 1, got {branch}")
+        ids = [child_id(parent, j) for parent in self.ids for j in range(branch)]
+        metadata = [row for row in self.metadata for _ in range(branch)]
+        return Part(ids=ids, metadata=metadata, sampling=sampling)
+
+    def fill(self, *, media: Media, segment: LatentSegment | None, conditions: Conditions | None, version: int) -> Part:
+        """This Part with what an engine made."""
+        if not self.generated or self.filled:
+            raise ValueError("only an unfilled generated Part can be filled")
+        versions = torch.full((len(self),), version, dtype=torch.int64)
+        return dataclasses.replace(self, media=media, segment=segment, conditions=conditions, version=versions)
+
+    def with_rewards(self, scores: Scores) -> Part:
+        """This Part with a reward for every row."""
+        return dataclasses.replace(self, rewards=scores.total, reward_components=scores.components)
+
+    @property
+    def valid(self) -> torch.Tensor:
+        """`(N,)` bool: rows whose reward is finite. Others carry no gradient."""
+        assert self.rewards is not None, "rewards come before advantages"
+        return torch.isfinite(self.rewards)
+
+    def compute_advantages(
+        self,
+        scope: Literal["group", "prompt", "global"] = "group",
+        scale: Scale = "group_std",
+        *,
+        combine: Literal["weighted_sum", "per_component"] = "weighted_sum",
+        weights: dict[str, float] | None = None,
+        eps: float = 1e-6,
+    ) -> Part:
+        """Rewards relative to their scope.
+
+        scope:   siblings of one parent, all descendants of one prompt, or all rows
+        combine: normalise the (weighted) reward, or normalise each component of non-zero weight and add them up by `weights`
+        """
+        if self.rewards is None:
+            raise ValueError("compute_advantages needs rewards: call with_rewards first")
+        groups = self.groups(scope)
+        if combine == "weighted_sum":
+            advantages = group_relative(self.rewards, groups, scale=scale, eps=eps)
+        else:
+            if not self.reward_components or weights is None:
+                raise ValueError("combine='per_component' needs reward components and their weights")
+            # A row with one missing component is invalid as a whole and leaves the statistics of all of them.
+            columns = {name: torch.where(self.valid, column, torch.nan) for name, column in self.reward_components.items()}
+            parts = {name: group_relative(column, groups, scale=scale, eps=eps) for name, column in columns.items()}
+            advantages = combine_rewards(parts, weights).to(torch.float32)
+        return dataclasses.replace(self, advantages=advantages)
+
+    def groups(self, scope: Literal["group", "prompt", "global"]) -> list[str]:
+        """The name of the group of each row."""
+        if scope == "group":
+            return [parent_id(sample_id) for sample_id in self.ids]
+        if scope == "prompt":
+            return [ancestor_id(sample_id, 0) for sample_id in self.ids]
+        return [""] * len(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """An ordered lineage of Parts: every id of part i has its parent in part i - 1."""
+
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("a Sample needs at least one Part")
+        for level, part in enumerate(self.parts):
+            if depth(part.ids[0]) != level:
+                raise ValueError(f"part {level} of a Sample has ids of depth {depth(part.ids[0])}: {part.ids[0]!r}")
+            if level:
+                self._check_parents(self.parts[level - 1], part)
+
+    @staticmethod
+    def _check_parents(parents: Part, children: Part) -> None:
+        order = [parent_id(child) for child in children.ids]
+        first_seen = list(dict.fromkeys(order))
+        runs = sum(1 for i, parent in enumerate(order) if i == 0 or order[i - 1] != parent)
+        if runs != len(first_seen) or first_seen != [p for p in parents.ids if p in set(first_seen)]:
+            raise ValueError("siblings must stand next to each other, in the order of their parents")
+
+    @property
+    def roots(self) -> Part:
+        """The prompts."""
+        return self.parts[0]
+
+    @property
+    def frontier(self) -> Part:
+        """The last Part: what is generated now, or was generated last."""
+        return self.parts[-1]
+
+    def fork(self, branch: int, sampling: DiffusionSamplingParams) -> Sample:
+        """A request for `branch` children of every frontier row."""
+        return Sample((*self.parts, self.frontier.fork(branch, sampling)))
+
+    def with_frontier(self, part: Part) -> Sample:
+        """This Sample with its last Part replaced by the same rows in a later state."""
+        if part.ids != self.frontier.ids:
+            raise ValueError("the new frontier must hold the same rows in the same order")
+        return Sample((*self.parts[:-1], part))
+
+    def parent_rows(self) -> torch.Tensor:
+        """For each frontier row, the row of its parent in the Part above: `(N,)` int64."""
+        row_of = {sample_id: row for row, sample_id in enumerate(self.parts[-2].ids)}
+        return torch.tensor([row_of[parent_id(sample_id)] for sample_id in self.frontier.ids], dtype=torch.long)
+
+    def propagate_rewards(self, how: Literal["mean", "max", "sum"]) -> Sample:
+        """Rewards of the Part above the frontier from its finite children; a parent without one is invalid (NaN)."""
+        rewards = self.frontier.rewards
+        if rewards is None:
+            raise ValueError("propagate_rewards needs rewards at the frontier")
+        rows = self.parent_rows()
+        parent_rewards = torch.full((len(self.parts[-2]),), torch.nan)
+        for row in range(len(parent_rewards)):
+            children = rewards[(rows == row) & torch.isfinite(rewards)].double()
+            if len(children):
+                reduced = {"mean": children.mean, "max": children.max, "sum": children.sum}[how]()
+                parent_rewards[row] = reduced.to(parent_rewards.dtype)
+        parent = dataclasses.replace(self.parts[-2], rewards=parent_rewards)
+        return Sample((*self.parts[:-2], parent, self.frontier))
+
+    def split(self, counts: list[int]) -> list[Sample]:
+        """Consecutive pieces of `counts` roots each, with all their descendants."""
+        roots = [piece.ids for piece in self.roots.split(counts)]
+        return [self._descendants_of(set(ids)) for ids in roots]
+
+    def _descendants_of(self, roots: set[str]) -> Sample:
+        rows = [[i for i, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots] for part in self.parts]
+        return Sample(tuple(part.select(kept) for part, kept in zip(self.parts, rows, strict=True)))
+
+    @classmethod
+    def concat(cls, samples: list[Self]) -> Self:
+        """Join Samples of the same depth."""
+        levels = zip(*(sample.parts for sample in samples), strict=True)
+        return cls(tuple(Part.concat(list(parts)) for parts in levels))

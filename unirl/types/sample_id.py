@@ -1,0 +1,41 @@
+"""Lineage ids. A root is `r{rollout}.p{row}`; child j of `x` is `x/j`; a group is the siblings of one parent.
+
+`r7.p2/0/3` is the fourth image of the first rewrite of prompt row 2 of rollout 7. An id is given once, when a prompt row
+is drawn, and never derived from content: equal text never merges two groups.
+"""
+
+from __future__ import annotations
+
+
+def root_id(rollout: int, row: int) -> str:
+    """The id of prompt row `row` of rollout `rollout`."""
+    if rollout < 0 or row < 0:
+        raise ValueError(f"rollout and row must not be negative, got rollout={rollout}, row={row}")
+    return f"r{rollout}.p{row}"
+
+
+def child_id(parent: str, index: int) -> str:
+    """The id of child `index` of `parent`."""
+    if index < 0:
+        raise ValueError(f"a child index must not be negative, got {index}")
+    return f"{parent}/{index}"
+
+
+def parent_id(sample_id: str) -> str:
+    """The id one level up."""
+    parent, slash, _ = sample_id.rpartition("/")
+    if not slash:
+        raise ValueError(f"{sample_id!r} is a root and has no parent")
+    return parent
+
+
+def depth(sample_id: str) -> int:
+    """0 for a root, 1 for its children, and so on."""
+    return sample_id.count("/")
+
+
+def ancestor_id(sample_id: str, level: int) -> str:
+    """The ancestor at depth `level` (0 is the root); at its own depth, the id itself."""
+    if not 0 <= level <= depth(sample_id):
+        raise ValueError(f"{sample_id!r} has no ancestor at depth {level}")
+    return "/".join(sample_id.split("/")[: level + 1])
