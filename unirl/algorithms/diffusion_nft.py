@@ -7,6 +7,8 @@ along the implied negative policy.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import torch
 
@@ -66,11 +68,15 @@ class DiffusionNFT(DiffusionAlgorithm):
         sigma, time = schedule.sigmas[index].to(x_0.device), schedule.times[index].to(x_0.device)
         level = sigma.reshape(*sigma.shape, *([1] * (x_0.ndim - 1)))
         x_t = (1 - level) * x_0[:, None] + level * noise
+        assert part.conditions is not None and part.sampling is not None and part.advantages is not None
+        predict = functools.partial(
+            stage.velocity, part.conditions, x_t, sigma=sigma, time=time, guidance=part.sampling.guidance
+        )
+        # Other weights come first: swapping them under a graph that is still to be walked back is asking for trouble.
         with torch.no_grad(), weights.ema():
-            old_velocity = stage.velocity(part, x_t, sigma, time)
-        reference = self._reference(stage, part, x_t, sigma, time, weights)
-        velocity = stage.velocity(part, x_t, sigma, time)
-        assert part.advantages is not None
+            old_velocity = predict()
+        reference = self._reference(predict, weights)
+        velocity = predict()
         quality = optimality(part.advantages, self.advantage_max)[:, None].expand(sigma.shape)
         policy = negative_aware_loss(
             velocity=velocity.flatten(0, 1),
@@ -103,13 +109,11 @@ class DiffusionNFT(DiffusionAlgorithm):
             noises.append(draws[chosen.start : chosen.stop])
         return torch.stack(indices), torch.stack(noises).to(x_0.device)
 
-    def _reference(
-        self, stage: DiffusionStage, part: Part, x_t: torch.Tensor, sigma: torch.Tensor, time: torch.Tensor, weights: Weights
-    ) -> torch.Tensor | None:
+    def _reference(self, predict: Callable[[], torch.Tensor], weights: Weights) -> torch.Tensor | None:
         if self.kl_coef == 0:
             return None
         with torch.no_grad(), weights.reference():
-            return stage.velocity(part, x_t, sigma, time)
+            return predict()
 
 
 def _segment(part: Part) -> LatentSegment:

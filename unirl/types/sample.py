@@ -22,7 +22,7 @@ from unirl.types.media import Media
 from unirl.types.reward import Scores
 from unirl.types.sample_id import ancestor_id, child_id, depth, parent_id
 from unirl.types.sampling import DiffusionSamplingParams
-from unirl.types.segment import LatentSegment, TextSegment
+from unirl.types.segment import CleanLatents, LatentSegment, TextSegment
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Part(Rows):
     metadata: list[dict[str, Any]] = listed()
     sampling: DiffusionSamplingParams | None = shared(None)
     media: Media | None = nested(None)
-    segment: LatentSegment | TextSegment | None = nested(None)
+    segment: LatentSegment | TextSegment | CleanLatents | None = nested(None)
     conditions: Conditions | None = nested(None)
     version: torch.Tensor | None = dense(None)
     rewards: torch.Tensor | None = dense(None)
@@ -89,15 +89,18 @@ class Part(Rows):
         versions = torch.full((len(self),), version, dtype=torch.int64)
         return dataclasses.replace(self, media=media, segment=segment, conditions=conditions, version=versions)
 
+    def with_targets(self, *, segment: CleanLatents, conditions: Conditions) -> Part:
+        """This given Part with what supervised training needs of its media."""
+        return dataclasses.replace(self, segment=segment, conditions=conditions)
+
     def with_rewards(self, scores: Scores) -> Part:
         """This Part with a reward for every row."""
         return dataclasses.replace(self, rewards=scores.total, reward_components=scores.components)
 
     @property
     def valid(self) -> torch.Tensor:
-        """`(N,)` bool: rows whose reward is finite. Others carry no gradient."""
-        assert self.rewards is not None, "rewards come before advantages"
-        return torch.isfinite(self.rewards)
+        """`(N,)` bool: rows whose reward is finite; the others carry no gradient. Supervised rows have no reward to fail."""
+        return torch.ones(len(self), dtype=torch.bool) if self.rewards is None else torch.isfinite(self.rewards)
 
     def compute_advantages(
         self,

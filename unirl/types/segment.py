@@ -67,6 +67,13 @@ class LatentSegment(Rows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class CleanLatents(Rows):
+    """Given x_0 of N samples, for supervised training. latents: `(N, *latent)` float32."""
+
+    latents: torch.Tensor = dense()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class TextSegment(Rows):
     """Generated tokens of N samples, packed end to end.
 
