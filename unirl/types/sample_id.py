@@ -39,3 +39,8 @@ def ancestor_id(sample_id: str, level: int) -> str:
     if not 0 <= level <= depth(sample_id):
         raise ValueError(f"{sample_id!r} has no ancestor at depth {level}")
     return "/".join(sample_id.split("/")[: level + 1])
+
+
+def rollout_of(sample_id: str) -> int:
+    """The rollout number that an id carries."""
+    return int(sample_id.split(".", 1)[0].removeprefix("r"))
