@@ -6,7 +6,8 @@ import dataclasses
 
 import torch
 
-# Within this distance of 1, the first sigma counts as pure noise: DPM-Solver tables start at 0.9997, UniPC's at 1 - 1e-6.
+# Within this distance of 1, the first sigma counts as pure noise: DPM-Solver tables start at 0.9997, UniPC's at
+# 1 - 1e-6.
 _PURE_NOISE = 1e-3
 
 

@@ -114,7 +114,8 @@ class Part(Rows):
         """Rewards relative to their scope.
 
         scope:   siblings of one parent, all descendants of one prompt, or all rows
-        combine: normalise the (weighted) reward, or normalise each component of non-zero weight and add them up by `weights`
+        combine: normalise the (weighted) reward, or normalise each component and add up those of non-zero weight by
+                 `weights`
         """
         if self.rewards is None:
             raise ValueError("compute_advantages needs rewards: call with_rewards first")
@@ -125,7 +126,8 @@ class Part(Rows):
             if not self.reward_components or weights is None:
                 raise ValueError("combine='per_component' needs reward components and their weights")
             # A row with one missing component is invalid as a whole and leaves the statistics of all of them.
-            columns = {name: torch.where(self.valid, column, torch.nan) for name, column in self.reward_components.items()}
+            valid, columns = self.valid, self.reward_components
+            columns = {name: torch.where(valid, column, torch.nan) for name, column in columns.items()}
             parts = {name: group_relative(column, groups, scale=scale, eps=eps) for name, column in columns.items()}
             advantages = combine_rewards(parts, weights).to(torch.float32)
         return dataclasses.replace(self, advantages=advantages)
@@ -208,8 +210,10 @@ class Sample:
         return [self._descendants_of(set(ids)) for ids in roots]
 
     def _descendants_of(self, roots: set[str]) -> Sample:
-        rows = [[i for i, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots] for part in self.parts]
-        return Sample(tuple(part.select(kept) for part, kept in zip(self.parts, rows, strict=True)))
+        def kept(part: Part) -> list[int]:
+            return [row for row, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots]
+
+        return Sample(tuple(part.select(kept(part)) for part in self.parts))
 
     @classmethod
     def concat(cls, samples: list[Self]) -> Self:
