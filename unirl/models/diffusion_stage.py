@@ -59,7 +59,7 @@ class DiffusionStage:
     ) -> torch.Tensor:
         """Velocity at points off the trajectory, for losses on the forward process.
 
-        latents: `(N, K, *latent)`, K points for each row of `conditions`; sigma, time: `(N, K)`. Returns the shape of latents.
+        latents: `(N, K, *latent)`, K points for each row of `conditions`; sigma, time: `(N, K)`. Returns `(N, K, *latent)`.
         """
         count, points = latents.shape[:2]
         rows = torch.arange(count, device=latents.device).repeat_interleave(points)
@@ -76,8 +76,8 @@ class DiffusionStage:
     def predict(self, latents: torch.Tensor, step: Step, conditions: Conditions, guidance: float) -> torch.Tensor:
         """Guided velocity in float32, one row of `conditions` for each row of `latents` `(B, *latent)`.
 
-        Without gradients both branches share one forward; in training the unconditional one has its own, without a graph
-        unless `guidance_gradient` asks for it.
+        Without gradients both branches share one forward; in training the unconditional one has its own, without a
+        graph, unless `guidance_gradient` asks for one.
         """
         with torch.autocast(latents.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             if conditions.negative is None:

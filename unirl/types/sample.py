@@ -99,7 +99,7 @@ class Part(Rows):
 
     @property
     def valid(self) -> torch.Tensor:
-        """`(N,)` bool: rows whose reward is finite; the others carry no gradient. Supervised rows have no reward to fail."""
+        """`(N,)` bool: rows whose reward is finite; the others carry no gradient. Supervised rows are all valid."""
         return torch.ones(len(self), dtype=torch.bool) if self.rewards is None else torch.isfinite(self.rewards)
 
     def compute_advantages(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unirl.algorithms.base import Anchors, DiffusionAlgorithm, Progress
+from unirl.algorithms.base import Anchors, Context, DiffusionAlgorithm, Progress
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.train.backend.fsdp import FSDPBackend
@@ -34,15 +34,13 @@ class TrainStack(Remote):
     ) -> Metrics:
         if not micros:
             return {"train/empty_updates": total(1.0)}
-        # One denominator for the whole optimizer step: the gradient does not depend on how it is cut into micro-batches.
+        # One denominator for the whole optimizer step: cutting it into micro-batches does not change the gradient.
         terms = sum(len(micro) * self._algorithm.columns(micro) for micro in micros)
         reports = [
             self._algorithm.backward(
-                self._backend.stage,
+                Context(self._backend.stage, self._backend, progress),
                 micro,
                 anchors=frozen,
-                weights=self._backend,
-                progress=progress,
                 replay_batch=self._geometry.replay_batch,
                 terms=terms,
             )
