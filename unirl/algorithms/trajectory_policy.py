@@ -16,7 +16,9 @@ def trajectory(part: Part) -> LatentSegment:
     """The recorded trajectory; an ODE rollout has no log-probs to train on."""
     assert isinstance(part.segment, LatentSegment), "ratio-based algorithms train on recorded trajectories"
     if len(part.segment.sde_indices) == 0:
-        raise ValueError("the rollout has no stochastic step; set sampling.noise_level above 0 and a step rule that picks steps")
+        raise ValueError(
+            "the rollout has no stochastic step; set sampling.noise_level above 0 and a step rule that picks steps"
+        )
     return part.segment
 
 

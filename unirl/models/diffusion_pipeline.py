@@ -20,25 +20,27 @@ class DiffusionPipeline:
 
     def __call__(self, sample: Sample, *, version: int) -> Sample:
         """Fill the frontier of `sample`; `version` names the weights that do it."""
-        part, rows = sample.frontier, sample.parent_rows()
-        texts = sample.parts[-2].media
-        assert texts is not None and texts.texts is not None, "the part above an image request carries its prompts"
+        part, above = sample.frontier, sample.parts[-2].media
+        assert part.sampling is not None, "a request says how it is to be made"
+        assert above is not None, "the part above an image request carries its prompts"
+        assert above.texts is not None, "the part above an image request carries its prompts"
+        prompts = [above.texts[row] for row in sample.parent_rows().tolist()]
         with torch.no_grad():
-            conditions = self.encode([texts.texts[row] for row in rows.tolist()], part)
+            guided = part.sampling.guidance != 1
+            conditions = self.encode(prompts, negative_prompt=part.sampling.negative_prompt if guided else None)
             sizes = _batches(len(part), self.batch_size)
             pieces = zip(part.split(sizes), conditions.split(sizes), strict=True)
             return sample.with_frontier(Part.concat([self._fill(piece, own, version) for piece, own in pieces]))
 
-    def encode(self, prompts: list[str], part: Part) -> Conditions:
-        """Conditions of N prompts for the rows of `part`; each distinct prompt, and the negative one, is encoded once."""
-        assert part.sampling is not None, "only a generated part has conditions"
+    def encode(self, prompts: list[str], *, negative_prompt: str | None) -> Conditions:
+        """Conditions of N prompts; each distinct prompt, and the negative one, is encoded once. None: no guidance."""
         family, bundle = self.stage.family, self.stage.bundle
         distinct = list(dict.fromkeys(prompts))
         row_of = {prompt: row for row, prompt in enumerate(distinct)}
         positive = family.encode(bundle, distinct).select([row_of[prompt] for prompt in prompts])
         negative: Embedding | None = None
-        if part.sampling.guidance != 1:
-            negative = family.encode(bundle, [part.sampling.negative_prompt]).select([0] * len(prompts))
+        if negative_prompt is not None:
+            negative = family.encode(bundle, [negative_prompt]).select([0] * len(prompts))
         return Conditions(positive=positive, negative=negative)
 
     def _fill(self, part: Part, conditions: Conditions, version: int) -> Part:

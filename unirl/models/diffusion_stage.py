@@ -54,16 +54,18 @@ class DiffusionStage:
         model = self._model(_conditions(part), sampling.guidance)
         return replay_trajectory(model, _segment(part), steps, strategy=_strategy(sampling))
 
-    def velocity(self, part: Part, latents: torch.Tensor, sigma: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+    def velocity(
+        self, conditions: Conditions, latents: torch.Tensor, *, sigma: torch.Tensor, time: torch.Tensor, guidance: float
+    ) -> torch.Tensor:
         """Velocity at points off the trajectory, for losses on the forward process.
 
-        latents: `(N, K, *latent)`, K points for each row of `part`; sigma, time: `(N, K)`. Returns the shape of latents.
+        latents: `(N, K, *latent)`, K points for each row of `conditions`; sigma, time: `(N, K)`. Returns `(N, K, *latent)`.
         """
         count, points = latents.shape[:2]
         rows = torch.arange(count, device=latents.device).repeat_interleave(points)
         level = sigma.flatten()
         step = Step(torch.zeros_like(rows), sigma=level, sigma_next=level, sigma_star=level, time=time.flatten())
-        model = self._model(_conditions(part), _sampling(part).guidance)
+        model = self._model(conditions, guidance)
         return model(latents.flatten(0, 1), step, rows).unflatten(0, (count, points))
 
     def schedule(self, part: Part) -> Schedule:
@@ -74,8 +76,8 @@ class DiffusionStage:
     def predict(self, latents: torch.Tensor, step: Step, conditions: Conditions, guidance: float) -> torch.Tensor:
         """Guided velocity in float32, one row of `conditions` for each row of `latents` `(B, *latent)`.
 
-        Without gradients both branches share one forward; in training the unconditional one has its own, without a graph
-        unless `guidance_gradient` asks for it.
+        Without gradients both branches share one forward; in training the unconditional one has its own, without a
+        graph, unless `guidance_gradient` asks for one.
         """
         with torch.autocast(latents.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             if conditions.negative is None:

@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
-# Within this distance of 1, the first sigma counts as pure noise: DPM-Solver tables start at 0.99967, UniPC's at 1 - 1e-6.
-# A table that starts at 0.999 is taken at its word.
+# Within this distance of 1, the first sigma counts as pure noise: DPM-Solver tables start at 0.99967, UniPC's at
+# 1 - 1e-6. A table that starts at 0.999 is taken at its word.
 _PURE_NOISE = 5e-4
 
 

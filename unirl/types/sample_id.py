@@ -1,7 +1,7 @@
 """Lineage ids. A root is `r{rollout}.p{row}`; child j of `x` is `x/j`; a group is the siblings of one parent.
 
-`r7.p2/0/3` is the fourth image of the first rewrite of prompt row 2 of rollout 7. An id is given once, when a prompt row
-is drawn, and never derived from content: equal text never merges two groups.
+`r7.p2/0/3` is the fourth image of the first rewrite of prompt row 2 of rollout 7. An id is given once, when a prompt
+row is drawn, and never derived from content: equal text never merges two groups.
 """
 
 from __future__ import annotations
