@@ -30,7 +30,13 @@ class Step:
 
     def repeat(self, times: int) -> Step:
         """The rows `times` over, as `torch.cat([x] * times)` orders them."""
-        return Step(*(column.repeat(times) for column in dataclasses.astuple(self)))
+        return Step(
+            index=self.index.repeat(times),
+            sigma=self.sigma.repeat(times),
+            sigma_next=self.sigma_next.repeat(times),
+            sigma_star=self.sigma_star.repeat(times),
+            time=self.time.repeat(times),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
