@@ -66,7 +66,7 @@ def tensor(value: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def assert_covered(name: str, tested: Iterable[str], without_counterpart: dict[str, str]) -> None:
-    """Every case of the file is tested or stands in the table of those that have no counterpart here, with the reason."""
+    """Every case of the file is tested, or stands with a reason in the table of those that have no counterpart here."""
     tested = set(tested)
     assert not tested & set(without_counterpart), (
         f"{name}: tested and listed: {sorted(tested & set(without_counterpart))}"

@@ -64,7 +64,7 @@ OTHER = {
 }
 WITHOUT_COUNTERPART = {
     "03_sde_mix_grpo": {
-        "nft_solver_ddim_step1_eta0.7": "DDIM(eta) kernel: not one of ours (CPS is the coefficients-preserving kernel here)",
+        "nft_solver_ddim_step1_eta0.7": "DDIM(eta) kernel: not one of ours",
         "nft_solver_ddim_step8_eta0.7": "DDIM(eta) kernel: not one of ours",
     }
 }

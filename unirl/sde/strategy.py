@@ -40,8 +40,9 @@ def row_mean(x: torch.Tensor) -> torch.Tensor:
 
 def euler_step(x: torch.Tensor, velocity: torch.Tensor, step: Step) -> torch.Tensor:
     """The probability-flow ODE, `x + v dt`. x and velocity: `(B, ...)`."""
-    x, velocity = upcast(x), upcast(velocity)
-    return x + velocity * per_row((step.sigma_next - step.sigma).to(x.dtype), x)
+    x = upcast(x)
+    dt = step.sigma_next.to(x.dtype) - step.sigma.to(x.dtype)
+    return x + velocity.to(x.dtype) * per_row(dt, x)
 
 
 @dataclasses.dataclass(frozen=True)
