@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
-from typing import Protocol, final
+from typing import final
 
 import torch
 
 from unirl.models.diffusion_stage import DiffusionStage
+from unirl.models.policy import Weights
 from unirl.types.batch import Rows, dense
 from unirl.types.metric import Metrics, maximum, mean
 from unirl.types.sample import Part
@@ -29,18 +29,6 @@ class Needs:
     trajectory: bool = True
 
 
-class Weights(Protocol):
-    """Other weights of the policy, put in place for the duration of a `with` block."""
-
-    def reference(self) -> AbstractContextManager[None]:
-        """The frozen initial weights: LoRA off, or a copy."""
-        ...
-
-    def ema(self) -> AbstractContextManager[None]:
-        """The EMA shadow."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """Where the run is: `step` of `total`, counted from 0."""
@@ -52,6 +40,22 @@ class Progress:
     def fraction(self) -> float:
         """0 at the first step, towards 1 at the end."""
         return self.step / max(self.total, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a loss may use beside its batch.
+
+    stage:     the stage in training
+    weights:   other weights of the policy
+    progress:  where the run is
+    unchanged: the weights are still the ones that made the samples (the first update on an on-policy rollout)
+    """
+
+    stage: DiffusionStage
+    weights: Weights
+    progress: Progress
+    unchanged: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,37 +91,34 @@ class DiffusionAlgorithm(ABC):
         """S: how many (sample, step) terms each sample contributes."""
 
     @abstractmethod
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors | None:
-        """pi_old at these columns, under the weights before the first update. Called without gradient."""
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+        """pi_old at these columns, asked for without gradient before the first update.
+
+        None where the loss needs none, or where it is the policy itself: `context` tells whether `part` will be trained
+        while the weights are unchanged.
+        """
 
     @abstractmethod
-    def loss(
-        self, stage: DiffusionStage, part: Part, columns: slice, *, anchors: Anchors | None, weights: Weights, progress: Progress
-    ) -> AlgorithmOutput:
+    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         """The loss of each (sample, step) of `part` at `columns`."""
 
     @final
-    def frozen_anchors(self, stage: DiffusionStage, part: Part, replay_batch: int | None) -> list[Anchors | None]:
+    def frozen_anchors(self, context: Context, part: Part, replay_batch: int | None) -> list[Anchors | None]:
         """pi_old in the same forwards that `backward` will do."""
         with torch.no_grad():
-            return [self.anchors(stage, part, columns) for columns in self._forwards(part, replay_batch)]
+            return [self.anchors(context, part, columns) for columns in self._forwards(part, replay_batch)]
 
     @final
     def backward(
-        self,
-        stage: DiffusionStage,
-        part: Part,
-        *,
-        anchors: list[Anchors | None],
-        weights: Weights,
-        progress: Progress,
-        replay_batch: int | None,
-        terms: int,
+        self, context: Context, part: Part, *, anchors: list[Anchors | None], replay_batch: int | None, terms: int
     ) -> Metrics:
-        """Accumulate the gradient of the losses of `part`, divided by `terms`: the (sample, step) terms of the optimizer step."""
+        """Accumulate the gradient of the losses of `part`.
+
+        terms: the (sample, step) terms of the whole optimizer step, which the sum of losses is divided by
+        """
         outputs = []
         for columns, anchor in zip(self._forwards(part, replay_batch), anchors, strict=True):
-            output = self.loss(stage, part, columns, anchors=anchor, weights=weights, progress=progress)
+            output = self.loss(context, part, columns, anchor)
             (output.losses.sum() / terms).backward()
             outputs.append(output)
         return _reduce(outputs)
@@ -134,9 +135,8 @@ def _reduce(outputs: list[AlgorithmOutput]) -> Metrics:
     for name in outputs[0].means:
         figures[name] = torch.cat([o.means[name].flatten() for o in outputs])
     highest = {name: torch.cat([o.maxima[name].flatten() for o in outputs]) for name in outputs[0].maxima}
-    reduced = [column.double().mean() for column in figures.values()] + [column.double().max() for column in highest.values()]
-    numbers = torch.stack(reduced).tolist()
+    reduced = [column.double().mean() for column in figures.values()]
+    reduced += [column.double().max() for column in highest.values()]
+    numbers = dict(zip([*figures, *highest], torch.stack(reduced).tolist(), strict=True))
     weight = float(len(figures["train/loss"]))
-    metrics: Metrics = {name: mean(value, weight) for name, value in zip(figures, numbers, strict=False)}
-    metrics.update({name: maximum(value) for name, value in zip(highest, numbers[len(figures) :], strict=True)})
-    return metrics
+    return {name: mean(value, weight) if name in figures else maximum(value) for name, value in numbers.items()}

@@ -1,7 +1,7 @@
 """DiffusionNFT (arXiv 2509.16117): reinforcement on the forward process, without log-probs or a stored trajectory.
 
-Samples come from the EMA ("old") weights by any solver. Good samples pull the velocity towards them, bad ones push it away
-along the implied negative policy.
+Samples come from the EMA ("old") weights by any solver. Good samples pull the velocity towards them, bad ones push it
+away along the implied negative policy.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, DiffusionAlgorithm, Needs, Progress, Weights
-from unirl.algorithms.losses import negative_aware_loss, optimality
-from unirl.models.diffusion_stage import DiffusionStage
-from unirl.sde.noise import generator
+from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
+from unirl.algorithms.losses import denoising_error, implied_velocities, optimality
+from unirl.models.policy import Weights
 from unirl.sde.strategy import row_mean
 from unirl.types.sample import Part
+from unirl.types.seed import generator
 from unirl.types.segment import LatentSegment
 
 
@@ -55,39 +55,39 @@ class DiffusionNFT(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return max(int(self.time_fraction * _segment(part).num_steps), 1)
 
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
         # v_old is the EMA policy, which stands still during the updates on a rollout: it needs no freezing.
         return None
 
-    def loss(
-        self, stage: DiffusionStage, part: Part, columns: slice, *, anchors: Anchors | None, weights: Weights, progress: Progress
-    ) -> AlgorithmOutput:
+    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         x_0 = _segment(part).final.float()
         index, noise = self._draws(part, columns, x_0)
-        schedule = stage.schedule(part)
+        schedule = context.stage.schedule(part)
         sigma, time = schedule.sigmas[index].to(x_0.device), schedule.times[index].to(x_0.device)
         level = sigma.reshape(*sigma.shape, *([1] * (x_0.ndim - 1)))
         x_t = (1 - level) * x_0[:, None] + level * noise
-        assert part.conditions is not None and part.sampling is not None and part.advantages is not None
+        assert part.conditions is not None
+        assert part.sampling is not None
         predict = functools.partial(
-            stage.velocity, part.conditions, x_t, sigma=sigma, time=time, guidance=part.sampling.guidance
+            context.stage.velocity, part.conditions, x_t, sigma=sigma, time=time, guidance=part.sampling.guidance
         )
         # Other weights come first: swapping them under a graph that is still to be walked back is asking for trouble.
-        with torch.no_grad(), weights.ema():
+        with torch.no_grad(), context.weights.ema():
             old_velocity = predict()
-        reference = self._reference(predict, weights)
+        reference = self._reference(predict, context.weights)
         velocity = predict()
         quality = optimality(part.advantages, self.advantage_max)[:, None].expand(sigma.shape)
-        policy = negative_aware_loss(
-            velocity=velocity.flatten(0, 1),
-            old_velocity=old_velocity.flatten(0, 1),
-            x_t=x_t.flatten(0, 1),
-            x_0=x_0[:, None].expand(x_t.shape).flatten(0, 1),
-            sigma=sigma.flatten(),
-            quality=quality.flatten(),
-            beta=self.beta,
-            adaptive_weight=self.adaptive_weight,
-        ).unflatten(0, sigma.shape)
+        positive, negative = (
+            denoising_error(
+                implied.flatten(0, 1),
+                x_t.flatten(0, 1),
+                x_0[:, None].expand(x_t.shape).flatten(0, 1),
+                sigma.flatten(),
+                adaptive_weight=self.adaptive_weight,
+            ).unflatten(0, sigma.shape)
+            for implied in implied_velocities(velocity, old_velocity, self.beta)
+        )
+        policy = quality * positive + (1 - quality) * negative
         losses = policy * (self.advantage_max / self.beta)
         means = {"train/policy_loss": policy.detach(), "train/quality": quality}
         if reference is not None:
@@ -97,7 +97,7 @@ class DiffusionNFT(DiffusionAlgorithm):
         return AlgorithmOutput(losses, means)
 
     def _draws(self, part: Part, columns: slice, x_0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Schedule indices `(N, K)` and noise `(N, K, *latent)`, keyed by sample: the same for every micro-batch split."""
+        """Schedule indices `(N, K)` and noise `(N, K, *latent)`, keyed by sample: no batch split changes them."""
         assert part.sampling is not None
         steps, chosen = _segment(part).num_steps, range(self.columns(part))[columns]
         indices, noises = [], []

@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, DiffusionAlgorithm, Needs, Progress, Weights
+from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
 from unirl.algorithms.losses import bounded_ratio, clipped_away, clipped_surrogate, step_kl
-from unirl.algorithms.trajectory_policy import advantages_of, old_policy, trajectory
-from unirl.models.diffusion_stage import DiffusionStage
+from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
 from unirl.sde.trajectory import Replay
 from unirl.types.sample import Part
 
@@ -24,7 +23,7 @@ class FlowGRPO(DiffusionAlgorithm):
 
     clip_low, clip_high: clip range of the ratio of mean log-probs (hence its small numbers)
     clip_end:            factor that the range has reached at the end of the run, linearly
-    kl:                  "gaussian" is the KL of the transitions; "flow_grpo" leaves -dt out of std^2, as the authors' code does
+    kl:                  "gaussian" is the KL of the transitions; "flow_grpo" leaves -dt out of std^2, as its authors do
     anchor:              pi_old as recorded in the rollout, or replayed before the first update in the training geometry
     advantage_clip:      bound on |A|; None for none
     """
@@ -39,7 +38,9 @@ class FlowGRPO(DiffusionAlgorithm):
 
     def __post_init__(self) -> None:
         if not 0 < self.clip_low < 1 or not self.clip_high > 0:
-            raise ValueError(f"clip_low must be in (0, 1) and clip_high positive, got {self.clip_low} and {self.clip_high}")
+            raise ValueError(
+                f"clip_low must be in (0, 1) and clip_high positive, got {self.clip_low} and {self.clip_high}"
+            )
         if self.kl_coef < 0:
             raise ValueError(f"kl_coef must not be negative, got {self.kl_coef}")
         if not self.clip_end > 0:
@@ -54,19 +55,16 @@ class FlowGRPO(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return len(trajectory(part).sde_indices)
 
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors:
-        return old_policy(stage, part, columns, source=self.anchor, with_means=False)
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+        return old_policy(context, part, columns, source=self.anchor, with_means=False)
 
-    def loss(
-        self, stage: DiffusionStage, part: Part, columns: slice, *, anchors: Anchors | None, weights: Weights, progress: Progress
-    ) -> AlgorithmOutput:
-        assert anchors is not None
+    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         steps = trajectory(part).sde_indices[columns]
-        reference = self._reference(stage, part, steps, weights)
-        replay = stage.replay(part, steps)
-        ratio = bounded_ratio(replay.log_probs, anchors.log_probs)
+        reference = self._reference(context, part, steps)
+        replay = context.stage.replay(part, steps, unchanged=context.unchanged)
+        ratio = bounded_ratio(replay.log_probs, or_itself(anchors, replay).log_probs)
         advantages = self._advantages(part, len(steps))
-        low, high = self._clip_range(progress)
+        low, high = self._clip_range(context.progress)
         losses = clipped_surrogate(ratio, advantages, low, high)
         means = {"train/clip_fraction": clipped_away(ratio, advantages, low, high).float()}
         if reference is not None:
@@ -75,19 +73,19 @@ class FlowGRPO(DiffusionAlgorithm):
             means["train/kl"] = kl.detach()
         return AlgorithmOutput(losses, means, maxima={"train/ratio_deviation": (ratio.detach() - 1).abs()})
 
-    def _reference(self, stage: DiffusionStage, part: Part, steps: torch.Tensor, weights: Weights) -> Replay | None:
+    def _reference(self, context: Context, part: Part, steps: torch.Tensor) -> Replay | None:
         if self.kl_coef == 0:
             return None
-        with torch.no_grad(), weights.reference():
-            return stage.replay(part, steps)
+        with torch.no_grad(), context.weights.reference():
+            return context.stage.replay(part, steps)
 
     def _kl(self, replay: Replay, reference: Replay) -> torch.Tensor:
         kl = step_kl(replay.means, reference.means, replay.stds)
         return kl * -replay.dts.to(kl.device) if self.kl == "flow_grpo" else kl
 
     def _advantages(self, part: Part, steps: int) -> torch.Tensor:
-        advantages = advantages_of(part, steps)
-        return advantages if self.advantage_clip is None else advantages.clamp(-self.advantage_clip, self.advantage_clip)
+        advantages, bound = advantages_of(part, steps), self.advantage_clip
+        return advantages if bound is None else advantages.clamp(-bound, bound)
 
     def _clip_range(self, progress: Progress) -> tuple[float, float]:
         factor = 1 + (self.clip_end - 1) * progress.fraction

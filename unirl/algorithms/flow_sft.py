@@ -7,12 +7,11 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, DiffusionAlgorithm, Needs, Progress, Weights
+from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
 from unirl.algorithms.losses import flow_matching
-from unirl.models.diffusion_stage import DiffusionStage
-from unirl.sde.noise import generator
 from unirl.sde.schedule import shift_sigmas
 from unirl.types.sample import Part
+from unirl.types.seed import generator
 from unirl.types.segment import CleanLatents
 
 
@@ -41,13 +40,13 @@ class FlowSFT(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return 1
 
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
         return None
 
-    def loss(
-        self, stage: DiffusionStage, part: Part, columns: slice, *, anchors: Anchors | None, weights: Weights, progress: Progress
-    ) -> AlgorithmOutput:
-        assert isinstance(part.segment, CleanLatents) and part.conditions is not None, "SFT trains on given latents"
+    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
+        assert isinstance(part.segment, CleanLatents), "SFT trains on given latents"
+        assert part.conditions is not None, "SFT trains under the captions' conditions"
+        stage = context.stage
         x_0 = part.segment.latents
         sigma, noise = self._draws(part.ids, x_0)
         level = sigma.reshape(-1, *([1] * (x_0.ndim - 1)))

@@ -1,7 +1,7 @@
 """Losses as functions: tensors in, tensors out, no model, no config, no reduction over rows.
 
-Suffixes: N samples, S trained steps. Every function returns one value per (sample, step); the caller averages them once,
-over the whole optimizer step. `r = exp(new - old)`, A the advantage.
+Suffixes: N samples, S trained steps. Every function returns one value per (sample, step); the caller averages them
+once, over the whole optimizer step. `r = exp(new - old)`, A the advantage.
 """
 
 from __future__ import annotations
@@ -59,35 +59,24 @@ def optimality(advantages: torch.Tensor, advantage_max: float) -> torch.Tensor:
     return (advantages / (2 * advantage_max) + 0.5).clamp(0, 1)
 
 
-def negative_aware_loss(
-    *,
-    velocity: torch.Tensor,
-    old_velocity: torch.Tensor,
-    x_t: torch.Tensor,
-    x_0: torch.Tensor,
-    sigma: torch.Tensor,
-    quality: torch.Tensor,
-    beta: float,
-    adaptive_weight: bool,
+def implied_velocities(velocity: torch.Tensor, old: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """DiffusionNFT's positive and negative policies, `v+ = (1-b) v_old + b v` and `v- = (1+b) v_old - b v`."""
+    return (1 - beta) * old + beta * velocity, (1 + beta) * old - beta * velocity
+
+
+def denoising_error(
+    velocity: torch.Tensor, x_t: torch.Tensor, x_0: torch.Tensor, sigma: torch.Tensor, *, adaptive_weight: bool
 ) -> torch.Tensor:
-    """DiffusionNFT (arXiv 2509.16117, eq. 6, on x0 as its authors' code computes it), for B points.
+    """`|x0(v) - x0|^2 / w` with `x0(v) = x_t - sigma v`, for B points (DiffusionNFT, arXiv 2509.16117).
 
-    `q |x0(v+) - x0|^2 / w+ + (1 - q) |x0(v-) - x0|^2 / w-` with `v+ = (1-b) v_old + b v`, `v- = (1+b) v_old - b v`,
-    `w = sg(mean |x0(v) - x0|)`, at least 1e-5 (1 without adaptive weights).
-    velocity, old_velocity, x_t, x_0: `(B, *latent)`; sigma, quality: `(B,)`. Returns `(B,)`.
+    w is the detached mean of `|x0(v) - x0|` in float64, at least 1e-5; 1 without adaptive weights.
+    velocity, x_t, x_0: `(B, *latent)`; sigma: `(B,)`. Returns `(B,)`.
     """
-    positive = (1 - beta) * old_velocity + beta * velocity
-    negative = (1 + beta) * old_velocity - beta * velocity
-    level = per_row(sigma, x_t)
-
-    def denoising_error(implied_velocity: torch.Tensor) -> torch.Tensor:
-        residual = x_t - level * implied_velocity - x_0
-        if not adaptive_weight:
-            return row_mean(residual**2)
-        weight = row_mean(residual.detach().double().abs()).clamp(min=_SMALLEST_WEIGHT)
-        return (row_mean(residual**2) / weight).to(residual.dtype)
-
-    return quality * denoising_error(positive) + (1 - quality) * denoising_error(negative)
+    residual = x_t - per_row(sigma, x_t) * velocity - x_0
+    if not adaptive_weight:
+        return row_mean(residual**2)
+    weight = row_mean(residual.detach().double().abs()).clamp(min=_SMALLEST_WEIGHT)
+    return (row_mean(residual**2) / weight).to(residual.dtype)
 
 
 def flow_matching(velocity: torch.Tensor, x_0: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

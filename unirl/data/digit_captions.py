@@ -9,12 +9,12 @@ import torch
 from unirl.data.digits import digit_halves, digit_prompt
 from unirl.data.prompts import PromptRow, PromptSource
 from unirl.data.records import Records, RecordSource
-from unirl.sde.noise import generator
+from unirl.types.seed import generator
 
 
 @dataclasses.dataclass(frozen=True)
 class DigitCaptions(RecordSource):
-    """wrong_share: share of captions that name another digit than the picture shows; seed: which ones, and which digit."""
+    """wrong_share: share of captions that name another digit than the picture shows; seed: which, and what they say."""
 
     wrong_share: float = 0.45
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Prompt sources. Which prompts a rollout gets is a pure function of (seed, rollout number): resuming needs no cursor file."""
+"""Prompt sources. What a rollout gets is a pure function of (seed, rollout number): a resume needs no cursor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from unirl.sde.noise import generator
 from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
+from unirl.types.seed import generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FilePrompts(PromptSource):
         if not rows:
             raise ValueError(f"{self.path} holds no usable prompt" + (f": {problems[0]}" if problems else ""))
         if len(problems) > self.max_bad_share * (len(rows) + len(problems)):
-            raise ValueError("\n".join(problems[:10] + ([f"... {len(problems)} bad rows in all"] if len(problems) > 10 else [])))
+            raise ValueError("\n".join([*problems[:10], f"{len(problems)} bad rows in all"]))
         return tuple(rows)
 
     def skipped(self) -> dict[str, int]:
@@ -94,8 +94,8 @@ class FilePrompts(PromptSource):
 class PromptSampler:
     """Draws `count` rows a rollout from an endless sequence of shuffled epochs, without repeats inside an epoch.
 
-    Ten rows, two a rollout: rollouts 0-4 are a permutation of all rows, 5-9 another one. Rows left over at the end of an
-    epoch open the next batch, so none is lost.
+    Ten rows, two a rollout: rollouts 0-4 are a permutation of all rows, 5-9 another one. Rows left over at the end of
+    an epoch open the next batch, so none is lost.
     """
 
     source: tuple[PromptRow, ...]
@@ -104,7 +104,7 @@ class PromptSampler:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= len(self.source):
-            raise ValueError(f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts of the data set")
+            raise ValueError(f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are")
 
     def draw(self, rollout: int) -> Part:
         """The roots of rollout `rollout`, with their ids."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from unirl.data.prompts import epoch_rows
-from unirl.sde.noise import generator
 from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
+from unirl.types.seed import generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RecordSource(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder(RecordSource):
-    """A `.jsonl` file of `{"image": path relative to the file, "caption": text}`; pictures are resized to size x size."""
+    """A `.jsonl` file of `{"image": path relative to it, "caption": text}`; pictures are resized to size x size."""
 
     path: Path
     size: int
@@ -69,9 +69,11 @@ class ImageFolder(RecordSource):
                 record = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{self.path}:{number}: not valid JSON ({error})") from error
-            if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("image", "caption")):
-                raise ValueError(f"{self.path}:{number}: a row must be an object with strings 'image' and 'caption'")
-            rows.append((self.path.parent / record["image"], record["caption"]))
+            match record:
+                case {"image": str(image), "caption": str(caption)}:
+                    rows.append((self.path.parent / image, caption))
+                case _:
+                    raise ValueError(f"{self.path}:{number}: a row is an object with strings 'image' and 'caption'")
         if not rows:
             raise ValueError(f"{self.path} is empty")
         return rows
@@ -91,7 +93,7 @@ class RecordSampler:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= len(self.records.captions):
-            raise ValueError(f"batch_size={self.count} does not fit the {len(self.records.captions)} records of the data set")
+            raise ValueError(f"batch_size={self.count} does not fit the {len(self.records.captions)} records there are")
         if not 0 <= self.caption_dropout < 1:
             raise ValueError(f"caption_dropout must be in [0, 1), got {self.caption_dropout}")
 
@@ -99,7 +101,9 @@ class RecordSampler:
         """The rows of batch `batch`: a given Part with pictures and captions."""
         rows = epoch_rows(len(self.records.captions), self.count, batch, key=(self.seed, "records"))
         dropped = torch.rand(self.count, generator=generator(self.seed, "captions", batch)) < self.caption_dropout
-        captions = ["" if drop else self.records.captions[row] for row, drop in zip(rows, dropped.tolist(), strict=True)]
+        captions = [
+            "" if drop else self.records.captions[row] for row, drop in zip(rows, dropped.tolist(), strict=True)
+        ]
         return Part(
             ids=[root_id(batch, row) for row in range(self.count)],
             metadata=[{} for _ in rows],

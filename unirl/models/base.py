@@ -23,7 +23,7 @@ class Bundle:
     frozen:      the other modules by name (text encoders, autoencoder)
     processors:  what is no module: tokenizers, a scheduler's config, the pipeline that encodes and saves
 
-    All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, which is none.
+    All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
 
     transformer: torch.nn.Module

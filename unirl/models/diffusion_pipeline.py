@@ -20,12 +20,12 @@ class DiffusionPipeline:
 
     def __call__(self, sample: Sample, *, version: int) -> Sample:
         """Fill the frontier of `sample`; `version` names the weights that do it."""
-        part, rows = sample.frontier, sample.parent_rows()
-        texts = sample.parts[-2].media
-        assert texts is not None and texts.texts is not None, "the part above an image request carries its prompts"
+        part, above = sample.frontier, sample.parts[-2].media
+        assert part.sampling is not None, "a request says how it is to be made"
+        assert above is not None, "the part above an image request carries its prompts"
+        assert above.texts is not None, "the part above an image request carries its prompts"
+        prompts = [above.texts[row] for row in sample.parent_rows().tolist()]
         with torch.no_grad():
-            assert part.sampling is not None
-            prompts = [texts.texts[row] for row in rows.tolist()]
             guided = part.sampling.guidance != 1
             conditions = self.encode(prompts, negative_prompt=part.sampling.negative_prompt if guided else None)
             sizes = _batches(len(part), self.batch_size)

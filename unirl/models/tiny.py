@@ -1,11 +1,11 @@
-"""A small SD3-type model in pixel space that trains on a CPU in a minute: the same stage, kernels and stack as the big ones."""
+"""A small SD3-type model in pixel space that trains on a CPU in a minute, with the stage and stack of the big ones."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -26,10 +26,18 @@ class TinySD3(DiffusionFamily):
     checkpoint: a folder that `save` wrote, whose shape must equal the settings; None draws weights from `init_seed`
     size:       pixels of a side; channels: 1 (grey) or 3
     vocabulary: the words a prompt may use, any other is an error
-    predicts:   what the network's output means: x0 (converted to velocity, `(x - x0) / max(sigma, 0.05)`) or the velocity
+    predicts:   what the network puts out: "x0" (the velocity is `(x - x0) / max(sigma, 0.05)`) or the "velocity"
     """
 
-    lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj")
+    lora_targets: ClassVar[tuple[str, ...]] = (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+    )
     block_names: ClassVar[tuple[str, ...]] = ("JointTransformerBlock",)
 
     checkpoint: Path | None = None
@@ -41,7 +49,7 @@ class TinySD3(DiffusionFamily):
     head_dim: int = 48
     embedding_dim: int = 64
     vocabulary: tuple[str, ...] = ("a", "handwritten", *_DIGITS)
-    predicts: str = "x0"
+    predicts: Literal["x0", "velocity"] = "x0"
     init_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,13 +73,16 @@ class TinySD3(DiffusionFamily):
         if self.checkpoint is not None:
             saved = json.loads((self.checkpoint / "config.json").read_text())
             if saved != self._shape():
-                raise ValueError(f"{self.checkpoint} holds a model of another shape: {saved}, asked for {self._shape()}")
+                raise ValueError(
+                    f"{self.checkpoint} holds a model of another shape: {saved}, asked for {self._shape()}"
+                )
             module.load_state_dict(load_file(self.checkpoint / "model.safetensors"))
         return Bundle(transformer=module.to(device, dtype))
 
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
         if (sampling.height, sampling.width) != (self.size, self.size):
-            raise ValueError(f"this model makes {self.size} x {self.size} pixels, asked for {sampling.height} x {sampling.width}")
+            asked = f"{sampling.height} x {sampling.width}"
+            raise ValueError(f"this model makes {self.size} x {self.size} pixels, asked for {asked}")
         return self.channels, self.size, self.size
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
@@ -108,7 +119,8 @@ class TinySD3(DiffusionFamily):
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.detach().cpu().contiguous() for k, v in bundle.transformer.state_dict().items()}, folder / "model.safetensors")
+        weights = {name: value.detach().cpu().contiguous() for name, value in bundle.transformer.state_dict().items()}
+        save_file(weights, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(self._shape(), indent=2) + "\n")
 
     def _tokens(self, prompt: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from diffusers import SD3Transformer2DModel
+from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from torch import nn
 
 if TYPE_CHECKING:

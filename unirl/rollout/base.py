@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
 
-from unirl.algorithms.base import Weights
-from unirl.models.diffusion_stage import DiffusionStage
 from unirl.types.sample import Sample
-
-
-class Policy(Weights, Protocol):
-    """What an engine that samples with the training module sees of it."""
-
-    stage: DiffusionStage
-    version: int
 
 
 class RolloutEngine(ABC):

@@ -7,7 +7,7 @@ import torch
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.models.diffusion_pipeline import DiffusionPipeline
-from unirl.rollout.base import Policy
+from unirl.models.policy import Policy
 from unirl.types.sample import Part
 from unirl.types.segment import CleanLatents
 
@@ -22,7 +22,8 @@ class SupervisedEncoder(Remote):
     @remote(Dispatch.DP_SCATTER)
     def encode(self, part: Part) -> Part:
         """A given Part with its targets."""
-        assert part.media is not None and part.media.texts is not None, "a supervised part carries media and captions"
+        assert part.media is not None, "a supervised part carries media"
+        assert part.media.texts is not None, "a supervised part carries captions"
         with torch.no_grad():
             latents = self._stage.family.encode_media(self._stage.bundle, part.media).float()
             conditions = self._pipeline.encode(part.media.texts, negative_prompt=None)

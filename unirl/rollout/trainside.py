@@ -9,7 +9,8 @@ from typing import Literal
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.models.diffusion_pipeline import DiffusionPipeline
-from unirl.rollout.base import Policy, RolloutEngine
+from unirl.models.policy import Policy
+from unirl.rollout.base import RolloutEngine
 from unirl.types.sample import Sample
 
 

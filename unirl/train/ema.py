@@ -46,8 +46,8 @@ class EMA:
 class Shadow:
     """A second set of values for some parameters, kept in the parameters' own dtype (float32 masters).
 
-    `applied()` exchanges storage pointers: nothing is copied, `requires_grad` and the optimizer's parameters stay what they are,
-    and a graph that was built before still sees its own weights at backward, since they are back by then.
+    `applied()` exchanges storage pointers: nothing is copied, `requires_grad` and the optimizer's parameters stay what
+    they are, and a graph that was built before still sees its own weights at backward, since they are back by then.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
@@ -65,8 +65,8 @@ class Shadow:
 
     def update(self, decay: float) -> None:
         """Move towards the live weights: `lerp` in float32."""
-        live = [parameter.detach() for parameter in self._parameters.values()]
-        torch._foreach_lerp_(list(self.values.values()), live, 1 - decay)  # noqa: SLF001
+        for name, parameter in self._parameters.items():
+            self.values[name].lerp_(parameter.detach(), 1 - decay)
 
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take over saved values in place."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +67,9 @@ def switched_off(module: torch.nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _enable(layers: list[object], enabled: bool) -> None:
+def _enable(layers: Sequence[BaseTunerLayer], enabled: bool) -> None:
     for layer in layers:
-        layer.enable_adapters(enabled)  # type: ignore[attr-defined]
+        layer.enable_adapters(enabled)
 
 
 def _matches(name: str, target: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """torch.optim.AdamW. schedule: after `warmup_steps` constant, or falling to `lr * final_ratio` at the end of the run."""
+    """torch.optim.AdamW. schedule: after `warmup_steps` constant, or falling to `lr * final_ratio` at the run's end."""
 
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)

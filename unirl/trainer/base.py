@@ -87,7 +87,9 @@ class Trainer(ABC):
             done = self._resume(store)
             log = MetricsLog(folder.metrics)
             log.truncate_after(done if store.latest() is not None else -1)
-            trackers = Trackers(self._common.logging.trackers, folder.path, run.name, dump(self._common), resumed_at=done)
+            trackers = Trackers(
+                self._common.logging.trackers, folder.path, run.name, dump(self._common), resumed_at=done
+            )
             progress = ProgressLine(run.steps)
             try:
                 if done == 0:
@@ -101,7 +103,9 @@ class Trainer(ABC):
                     if last or (number + 1) % run.save_every == 0:
                         self._save(store, number + 1, metrics)
                     if stop.requested and number + 1 < run.steps:
-                        raise Interrupted(f"stopped after step {number + 1} of {run.steps}; the same command continues it")
+                        raise Interrupted(
+                            f"stopped after step {number + 1} of {run.steps}; the same command continues it"
+                        )
             finally:
                 progress.close()
                 trackers.close()

@@ -87,7 +87,8 @@ class DiffusionConfig(CommonConfig):
         needs, name = self.algorithm.needs, type(self.algorithm).__name__
         wanted = "ema" if needs.ema_rollout else "live"
         if self.rollout.weights != wanted:
-            raise ValueError(f"{name} samples with the {wanted} weights: set rollout.weights={wanted}, got {self.rollout.weights}")
+            given = self.rollout.weights
+            raise ValueError(f"{name} samples with the {wanted} weights: set rollout.weights={wanted}, got {given}")
         if needs.ema_rollout and self.train.backend.ema is None:
             raise ValueError(f"{name} samples with EMA weights: set train.backend.ema")
         if needs.trajectory and not self.sampling.resolve_sde_indices(0):
@@ -163,7 +164,9 @@ class DiffusionTrainer(Trainer):
 
 def reward_metrics(part: Part) -> Metrics:
     """Figures of a scored part with advantages."""
-    assert part.rewards is not None and part.advantages is not None and part.reward_components is not None
+    assert part.rewards is not None
+    assert part.advantages is not None
+    assert part.reward_components is not None
     finite = part.rewards[part.valid].double()
     groups = part.groups("group")
     rows = {group: [i for i, own in enumerate(groups) if own == group] for group in dict.fromkeys(groups)}

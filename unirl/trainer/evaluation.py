@@ -11,9 +11,9 @@ from unirl.data.prompts import PromptSource, as_roots
 from unirl.observability.grids import save_grid
 from unirl.reward.scorer import Scorer, SetMeasure
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer, set_measures
-from unirl.sde.noise import derive_seed
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.seed import derive_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,12 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """metrics: `eval/...` figures; pictures: `(N, 3, H, W)` in the order of prompts, `per_prompt` of each; captions: one a prompt."""
+    """What an evaluation found.
+
+    metrics:  `eval/...` figures
+    pictures: `(N, 3, H, W)` in the order of prompts, `per_prompt` of each
+    captions: one a prompt
+    """
 
     metrics: dict[str, float]
     pictures: torch.Tensor | None
@@ -82,7 +87,9 @@ def judge(sample: Sample, service: RewardService, config: EvalConfig) -> Evaluat
         metrics[f"eval/{name}"] = float(finite.double().mean()) if len(finite) else float("nan")
     metrics.update({f"eval/{name}": value for name, value in set_measures(sample, config.measures).items()})
     media, prompts = sample.frontier.media, sample.roots.media
-    assert media is not None and prompts is not None and prompts.texts is not None
+    assert media is not None
+    assert prompts is not None
+    assert prompts.texts is not None
     shown = min(config.pictures, config.samples_per_prompt)
     pictures = media.images
     if pictures is not None:

@@ -99,7 +99,7 @@ class Part(Rows):
 
     @property
     def valid(self) -> torch.Tensor:
-        """`(N,)` bool: rows whose reward is finite; the others carry no gradient. Supervised rows have no reward to fail."""
+        """`(N,)` bool: rows whose reward is finite; the others carry no gradient. Supervised rows are all valid."""
         return torch.ones(len(self), dtype=torch.bool) if self.rewards is None else torch.isfinite(self.rewards)
 
     def compute_advantages(
@@ -213,7 +213,8 @@ class Sample:
         def kept(part: Part) -> list[int]:
             return [row for row, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots]
 
-        return Sample(tuple(part.select(kept(part)) for part in self.parts))
+        # A root without descendants ends its Sample early: an empty Part has no depth.
+        return Sample(tuple(part.select(rows) for part in self.parts if (rows := kept(part))))
 
     @classmethod
     def concat(cls, samples: list[Self]) -> Self:

@@ -1,7 +1,7 @@
 """FSDPBackend: the policy's weights and everything that changes them.
 
-Structural injection (LoRA, EMA shadow, reference), optimizer, learning rate and gradient clipping of one trainable module.
-One rank holds the module whole.
+Structural injection (LoRA, EMA shadow, reference), optimizer, learning rate and gradient clipping of one trainable
+module. One rank holds the module whole.
 """
 
 from __future__ import annotations
@@ -143,11 +143,14 @@ class FSDPBackend(Remote):
     @remote(Dispatch.RANK_ZERO)
     def state(self) -> dict[str, Any]:
         """Everything that a resumed run needs of this backend."""
-        names = {parameter: name for name, parameter in self._parameters.items()}
         return {
             "parameters": {name: p.detach() for name, p in self._parameters.items()},
             # A parameter that never got a gradient has no optimizer state, and gets none by being saved.
-            "optimizer": {names[p]: dict(state) for p, state in self._optimizer.state.items()},
+            "optimizer": {
+                name: dict(self._optimizer.state[parameter])
+                for name, parameter in self._parameters.items()
+                if parameter in self._optimizer.state
+            },
             "ema": None if self._ema is None else dict(self._ema.values),
             "steps": self._steps,
             "ema_updates": self._ema_updates,
@@ -164,7 +167,8 @@ class FSDPBackend(Remote):
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 if saved[name].shape != parameter.shape:
-                    raise ValueError(f"{name} was saved as {tuple(saved[name].shape)}, here it is {tuple(parameter.shape)}")
+                    found, wanted = tuple(saved[name].shape), tuple(parameter.shape)
+                    raise ValueError(f"{name} was saved with the shape {found}, here it has {wanted}")
                 parameter.copy_(saved[name])
         device = self.stage.bundle.device
         self._optimizer.state.clear()

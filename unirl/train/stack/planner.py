@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
-from unirl.sde.noise import generator
 from unirl.types.sample import Part
+from unirl.types.seed import generator
 
 
 @dataclasses.dataclass(frozen=True)
