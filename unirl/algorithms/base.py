@@ -44,11 +44,18 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a loss may use beside its batch: the stage in training, other weights of the policy, where the run is."""
+    """What a loss may use beside its batch.
+
+    stage:     the stage in training
+    weights:   other weights of the policy
+    progress:  where the run is
+    unchanged: the weights are still the ones that made the samples (the first update on an on-policy rollout)
+    """
 
     stage: DiffusionStage
     weights: Weights
     progress: Progress
+    unchanged: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,18 +91,22 @@ class DiffusionAlgorithm(ABC):
         """S: how many (sample, step) terms each sample contributes."""
 
     @abstractmethod
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors | None:
-        """pi_old at these columns, under the weights before the first update. Called without gradient."""
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+        """pi_old at these columns, asked for without gradient before the first update.
+
+        None where the loss needs none, or where it is the policy itself: `context` tells whether `part` will be trained
+        while the weights are unchanged.
+        """
 
     @abstractmethod
     def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         """The loss of each (sample, step) of `part` at `columns`."""
 
     @final
-    def frozen_anchors(self, stage: DiffusionStage, part: Part, replay_batch: int | None) -> list[Anchors | None]:
+    def frozen_anchors(self, context: Context, part: Part, replay_batch: int | None) -> list[Anchors | None]:
         """pi_old in the same forwards that `backward` will do."""
         with torch.no_grad():
-            return [self.anchors(stage, part, columns) for columns in self._forwards(part, replay_batch)]
+            return [self.anchors(context, part, columns) for columns in self._forwards(part, replay_batch)]
 
     @final
     def backward(

@@ -14,7 +14,6 @@ import torch
 
 from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
 from unirl.algorithms.losses import denoising_error, implied_velocities, optimality
-from unirl.models.diffusion_stage import DiffusionStage
 from unirl.models.policy import Weights
 from unirl.sde.strategy import row_mean
 from unirl.types.sample import Part
@@ -56,7 +55,7 @@ class DiffusionNFT(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return max(int(self.time_fraction * _segment(part).num_steps), 1)
 
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
         # v_old is the EMA policy, which stands still during the updates on a rollout: it needs no freezing.
         return None
 

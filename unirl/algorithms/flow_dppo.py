@@ -7,8 +7,7 @@ from typing import Literal
 
 from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
 from unirl.algorithms.losses import bounded_ratio, divergence_masked_surrogate, step_kl
-from unirl.algorithms.trajectory_policy import advantages_of, old_policy, trajectory
-from unirl.models.diffusion_stage import DiffusionStage
+from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
 from unirl.types.sample import Part
 
 
@@ -33,16 +32,16 @@ class FlowDPPO(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return len(trajectory(part).sde_indices)
 
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors:
-        return old_policy(stage, part, columns, source=self.anchor, with_means=True)
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+        return old_policy(context, part, columns, source=self.anchor, with_means=True)
 
     def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
-        assert anchors is not None
-        assert anchors.means is not None
         steps = trajectory(part).sde_indices[columns]
-        replay = context.stage.replay(part, steps)
-        ratio = bounded_ratio(replay.log_probs, anchors.log_probs)
-        kl = step_kl(replay.means.detach(), anchors.means, replay.stds)
+        replay = context.stage.replay(part, steps, unchanged=context.unchanged)
+        old = or_itself(anchors, replay)
+        assert old.means is not None
+        ratio = bounded_ratio(replay.log_probs, old.log_probs)
+        kl = step_kl(replay.means.detach(), old.means, replay.stds)
         losses, dropped = divergence_masked_surrogate(ratio, advantages_of(part, len(steps)), kl, self.kl_threshold)
         return AlgorithmOutput(
             losses,

@@ -12,8 +12,7 @@ import torch
 
 from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
 from unirl.algorithms.losses import bounded_ratio, clipped_away, clipped_surrogate, step_kl
-from unirl.algorithms.trajectory_policy import advantages_of, old_policy, trajectory
-from unirl.models.diffusion_stage import DiffusionStage
+from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
 from unirl.sde.trajectory import Replay
 from unirl.types.sample import Part
 
@@ -56,15 +55,14 @@ class FlowGRPO(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return len(trajectory(part).sde_indices)
 
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors:
-        return old_policy(stage, part, columns, source=self.anchor, with_means=False)
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+        return old_policy(context, part, columns, source=self.anchor, with_means=False)
 
     def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
-        assert anchors is not None
         steps = trajectory(part).sde_indices[columns]
         reference = self._reference(context, part, steps)
-        replay = context.stage.replay(part, steps)
-        ratio = bounded_ratio(replay.log_probs, anchors.log_probs)
+        replay = context.stage.replay(part, steps, unchanged=context.unchanged)
+        ratio = bounded_ratio(replay.log_probs, or_itself(anchors, replay).log_probs)
         advantages = self._advantages(part, len(steps))
         low, high = self._clip_range(context.progress)
         losses = clipped_surrogate(ratio, advantages, low, high)

@@ -9,7 +9,6 @@ import torch
 
 from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
 from unirl.algorithms.losses import flow_matching
-from unirl.models.diffusion_stage import DiffusionStage
 from unirl.sde.schedule import shift_sigmas
 from unirl.types.sample import Part
 from unirl.types.seed import generator
@@ -41,7 +40,7 @@ class FlowSFT(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return 1
 
-    def anchors(self, stage: DiffusionStage, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
         return None
 
     def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:

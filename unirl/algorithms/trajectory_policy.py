@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import Anchors
-from unirl.models.diffusion_stage import DiffusionStage
+from unirl.algorithms.base import Anchors, Context
+from unirl.sde.trajectory import Replay
 from unirl.types.sample import Part
 from unirl.types.segment import LatentSegment
 
@@ -23,15 +23,25 @@ def trajectory(part: Part) -> LatentSegment:
 
 
 def old_policy(
-    stage: DiffusionStage, part: Part, columns: slice, *, source: Literal["rollout", "replay"], with_means: bool
-) -> Anchors:
-    """pi_old at `columns`: what the rollout recorded, or a replay under the present weights."""
+    context: Context, part: Part, columns: slice, *, source: Literal["rollout", "replay"], with_means: bool
+) -> Anchors | None:
+    """pi_old at `columns`: what the rollout recorded, or a replay under the weights before the first update.
+
+    None: the replay would be the very forward that the loss is going to do, so the loss takes its own (see `or_itself`).
+    """
     segment = trajectory(part)
+    if source == "replay" and context.unchanged:
+        return None
     if source == "rollout" and not with_means:
         return Anchors(log_probs=segment.log_probs[:, columns])
-    replay = stage.replay(part, segment.sde_indices[columns])
+    replay = context.stage.replay(part, segment.sde_indices[columns])
     log_probs = replay.log_probs if source == "replay" else segment.log_probs[:, columns]
     return Anchors(log_probs=log_probs, means=replay.means if with_means else None)
+
+
+def or_itself(anchors: Anchors | None, replay: Replay) -> Anchors:
+    """The frozen pi_old, or the present policy where it is still pi_old."""
+    return anchors or Anchors(log_probs=replay.log_probs.detach(), means=replay.means.detach())
 
 
 def advantages_of(part: Part, columns: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A small SD3-type model in pixel space that trains on a CPU in a minute, through the stage and stack of the big ones."""
+"""A small SD3-type model in pixel space that trains on a CPU in a minute, with the stage and stack of the big ones."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ class LatentSegment(Rows):
     times:       `(T,)` float32, the model time of each step
     sde_indices: `(S,)` int64, sorted; empty for an ODE rollout
     log_probs:   `(N, S)` float32 of the stochastic steps, averaged over latent elements
+    unconditional: `(N, S, *latent)` float32, the unguided velocity at the stochastic steps, where it was asked for
     """
 
     latents: torch.Tensor = dense()
@@ -30,6 +31,7 @@ class LatentSegment(Rows):
     times: torch.Tensor = shared()
     sde_indices: torch.Tensor = shared()
     log_probs: torch.Tensor = dense()
+    unconditional: torch.Tensor | None = dense(None)
 
     def __post_init__(self) -> None:
         Rows.__post_init__(self)

@@ -21,16 +21,24 @@ class TrainStack(Remote):
     def train(self, part: Part, progress: Progress) -> Metrics:
         """All updates on one rollout. pi_old is frozen first, over the very micro-batches that are trained."""
         updates = plan(part.to(self._backend.stage.bundle.device), self._geometry, self._seed)
-        anchors = [[self._anchors(micro) for micro in update] for update in updates]
+        on_policy = part.version is not None and bool((part.version == self._backend.version).all())
+        contexts = [
+            Context(self._backend.stage, self._backend, progress, unchanged=on_policy and number == 0)
+            for number in range(len(updates))
+        ]
+        anchors = [
+            [self._algorithm.frozen_anchors(context, micro, self._geometry.replay_batch) for micro in update]
+            for context, update in zip(contexts, updates, strict=True)
+        ]
         reports = [
-            self._update(update, frozen, progress, first=number == 0)
-            for number, (update, frozen) in enumerate(zip(updates, anchors, strict=True))
+            self._update(context, update, frozen, first=number == 0)
+            for number, (context, update, frozen) in enumerate(zip(contexts, updates, anchors, strict=True))
         ]
         self._backend.finish_rollout()
         return merge(reports)
 
     def _update(
-        self, micros: list[Part], anchors: list[list[Anchors | None]], progress: Progress, *, first: bool
+        self, context: Context, micros: list[Part], anchors: list[list[Anchors | None]], *, first: bool
     ) -> Metrics:
         if not micros:
             return {"train/empty_updates": total(1.0)}
@@ -38,7 +46,7 @@ class TrainStack(Remote):
         terms = sum(len(micro) * self._algorithm.columns(micro) for micro in micros)
         reports = [
             self._algorithm.backward(
-                Context(self._backend.stage, self._backend, progress),
+                context,
                 micro,
                 anchors=frozen,
                 replay_batch=self._geometry.replay_batch,
@@ -50,6 +58,3 @@ class TrainStack(Remote):
         if first and "train/ratio_deviation" in report:
             report["train/first_ratio_deviation"] = maximum(report["train/ratio_deviation"].value)
         return merge([report, self._backend.step()])
-
-    def _anchors(self, micro: Part) -> list[Anchors | None]:
-        return self._algorithm.frozen_anchors(self._backend.stage, micro, self._geometry.replay_batch)
