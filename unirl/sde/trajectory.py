@@ -90,6 +90,10 @@ def replay_trajectory(
     Rows are (sample, step) pairs, sample-major. The recorded schedule is used as it is.
     """
     device = segment.latents.device
+    steps = steps.to(segment.sde_indices.device)
+    if not torch.isin(steps, segment.sde_indices).all():
+        drawn = segment.sde_indices.tolist()
+        raise ValueError(f"steps {steps.tolist()} have no density: stochastic in the rollout were {drawn}")
     count, chosen = len(segment), len(steps)
     schedule = Schedule(segment.sigmas, segment.times)
     x, x_next = segment.at(steps).flatten(0, 1), segment.at(steps + 1).flatten(0, 1)

@@ -76,7 +76,10 @@ class Rows:
 
     def select(self, index: Sequence[int] | torch.Tensor) -> Self:
         """The rows at `index`, in that order; rows may repeat."""
-        rows = torch.as_tensor(index, dtype=torch.long)
+        rows = torch.as_tensor(index)
+        if rows.numel() and (rows.dtype == torch.bool or rows.is_floating_point()):
+            raise ValueError(f"select takes row numbers, got {rows.dtype}; of a mask take `mask.nonzero().flatten()`")
+        rows = rows.to(torch.long)
         if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
             raise ValueError(f"rows {rows.tolist()} are out of range for a batch of {len(self)}")
         return self._map(lambda name, value: self._select(name, value, rows))
