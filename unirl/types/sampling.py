@@ -57,7 +57,7 @@ class DiffusionSamplingParams:
         self.resolve_sde_indices(0)
 
     def resolve_sde_indices(self, rollout_id: int) -> tuple[int, ...]:
-        """Sorted indices in [0, steps - 1) of the stochastic steps of this rollout; empty at noise level 0 (the ODE)."""
+        """Sorted indices in [0, steps - 1) of this rollout's stochastic steps; empty at noise level 0 (the ODE)."""
         chosen = self.sde.indices(self.steps, rollout_id)
         return chosen if self.noise_level > 0 else ()
 

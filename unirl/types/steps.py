@@ -1,7 +1,8 @@
 """Which denoising steps are stochastic: pure functions of the rollout number.
 
-A schedule of T steps has transitions 0 .. T-1; the last one (sigma_next = 0) is always deterministic, so a rule picks from
-[0, T-1). A window's position depends on the rollout number alone and is thus the same after a resume and on every rank.
+A schedule of T steps has transitions 0 .. T-1; the last one (sigma_next = 0) is always deterministic, so a rule picks
+from [0, T-1). A window's position depends on the rollout number alone and is thus the same after a resume and on every
+rank.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class ListedSteps(StepRule):
         for step in self.steps:
             if step == num_steps - 1:
                 raise ValueError(
-                    f"SDE step {step} is the last of {num_steps} steps (sigma_next = 0), which is always deterministic; "
-                    f"choose from 0..{num_steps - 2}"
+                    f"SDE step {step} is the last of {num_steps} steps (sigma_next = 0), which is always "
+                    f"deterministic; choose from 0..{num_steps - 2}"
                 )
             if not 0 <= step < num_steps:
                 raise ValueError(f"SDE step {step} is outside 0..{num_steps - 2} of {num_steps} steps")
