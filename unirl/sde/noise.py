@@ -1,23 +1,13 @@
-"""Keyed noise: every draw belongs to a key, so it does not depend on batch splitting, order or worker count."""
+"""Noise of a rollout, keyed by sample."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 
 from unirl.types.sample_id import parent_id
-
-
-def derive_seed(*key: int | str) -> int:
-    """A 63-bit seed of a key; distinct keys give distinct seeds (up to a hash collision). Each part keeps its type."""
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big") >> 1
-
-
-def generator(*key: int | str) -> torch.Generator:
-    """A CPU generator of its own for `key`."""
-    return torch.Generator("cpu").manual_seed(derive_seed(*key))
+from unirl.types.seed import generator
 
 
 def initial_noise(ids: Sequence[str], shape: Sequence[int], seed: int, *, same_in_group: bool = False) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Sigma schedules and shifts: functions of numbers.
 
-Every schedule is float64 until `pin` rounds it once to the float32 table that is stored with the sample and consumed verbatim.
+Every schedule is float64 until `pin` rounds it once to the float32 table that is stored with the sample and consumed
+verbatim.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def stretch_to_terminal(sigmas: torch.Tensor, terminal: float) -> torch.Tensor:
 def twice_shifted_sigmas(steps: int, shift: float, train_steps: int = 1000) -> torch.Tensor:
     """The table that diffusers' Euler scheduler makes by itself with a static shift, `(T,)`.
 
-    Its grid ends at an already shifted `1 / train_steps` and is shifted again (diffusers#13243): at shift 3 the last sigma
-    is 0.0089. SD3 pipelines, and the published Flow-GRPO curves, use this table.
+    Its grid ends at an already shifted `1 / train_steps` and is shifted again (diffusers#13243): at shift 3 the last
+    sigma is 0.0089. SD3 pipelines, and the published Flow-GRPO curves, use this table.
     """
     lowest = shift * (1 / train_steps) / (1 + (shift - 1) / train_steps)
     return shift_sigmas(torch.linspace(1.0, lowest, steps, dtype=torch.float64), shift)

@@ -22,12 +22,16 @@ class History:
 Stepper = Callable[[torch.Tensor, torch.Tensor, Step, History | None], tuple[torch.Tensor, History | None]]
 
 
-def euler(x: torch.Tensor, velocity: torch.Tensor, step: Step, history: History | None) -> tuple[torch.Tensor, History | None]:
+def euler(
+    x: torch.Tensor, velocity: torch.Tensor, step: Step, history: History | None
+) -> tuple[torch.Tensor, History | None]:
     """First order."""
     return euler_step(x, velocity, step), None
 
 
-def dpmpp_2m(x: torch.Tensor, velocity: torch.Tensor, step: Step, history: History | None) -> tuple[torch.Tensor, History | None]:
+def dpmpp_2m(
+    x: torch.Tensor, velocity: torch.Tensor, step: Step, history: History | None
+) -> tuple[torch.Tensor, History | None]:
     """DPM-Solver++(2M), midpoint form (arXiv 2211.01095, algorithm 2), in flow notation (alpha = 1 - sigma).
 
     Second order from the second deterministic step on; the first step, a step from sigma 1 and the step to sigma 0 are

@@ -6,8 +6,9 @@ import dataclasses
 
 import torch
 
-# Within this distance of 1, the first sigma counts as pure noise: DPM-Solver tables start at 0.9997, UniPC's at 1 - 1e-6.
-_PURE_NOISE = 1e-3
+# Within this distance of 1, the first sigma counts as pure noise: DPM-Solver tables start at 0.99967, UniPC's at
+# 1 - 1e-6. A table that starts at 0.999 is taken at its word.
+_PURE_NOISE = 5e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,13 @@ class Step:
 
     def repeat(self, times: int) -> Step:
         """The rows `times` over, as `torch.cat([x] * times)` orders them."""
-        return Step(*(column.repeat(times) for column in dataclasses.astuple(self)))
+        return Step(
+            index=self.index.repeat(times),
+            sigma=self.sigma.repeat(times),
+            sigma_next=self.sigma_next.repeat(times),
+            sigma_star=self.sigma_star.repeat(times),
+            time=self.time.repeat(times),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

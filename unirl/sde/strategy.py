@@ -2,11 +2,12 @@
 
 | kernel | mean | std |
 |---|---|---|
-| Flow  | x (1 + s^2 dt / (2 sigma)) + v (1 + s^2 (1 - sigma) / (2 sigma)) dt, s = a sqrt(sigma / (1 - sigma*)) | s sqrt(-dt) |
+| Flow | x (1 + s^2 dt/(2 sigma)) + v (1 + s^2 (1 - sigma)/(2 sigma)) dt, s = a sqrt(sigma/(1 - sigma*)) | s sqrt(-dt) |
 | Dance | the same with s = a | a sqrt(-dt) |
-| CPS   | x0 (1 - sigma') + n sqrt(sigma'^2 - s^2), x0 = x - sigma v, n = x + (1 - sigma) v, s = sigma' sin(a pi / 2) | s |
+| CPS | x0 (1 - sigma') + n sqrt(sigma'^2 - s^2), x0 = x - sigma v, n = x + (1 - sigma) v, s = sigma' sin(a pi/2) | s |
 
-Sources: Flow-GRPO (arXiv 2505.05470, eq. 9), DanceGRPO (arXiv 2505.07818), coefficients-preserving sampling (arXiv 2509.05952).
+Sources: Flow-GRPO (arXiv 2505.05470, eq. 9), DanceGRPO (arXiv 2505.07818), coefficients-preserving sampling
+(arXiv 2509.05952).
 """
 
 from __future__ import annotations
@@ -39,13 +40,17 @@ def row_mean(x: torch.Tensor) -> torch.Tensor:
 
 def euler_step(x: torch.Tensor, velocity: torch.Tensor, step: Step) -> torch.Tensor:
     """The probability-flow ODE, `x + v dt`. x and velocity: `(B, ...)`."""
-    x, velocity = upcast(x), upcast(velocity)
-    return x + velocity * per_row((step.sigma_next - step.sigma).to(x.dtype), x)
+    x = upcast(x)
+    dt = step.sigma_next.to(x.dtype) - step.sigma.to(x.dtype)
+    return x + velocity.to(x.dtype) * per_row(dt, x)
 
 
 @dataclasses.dataclass(frozen=True)
 class SDEStrategy(ABC):
-    """A Gaussian transition from `sigma` to `sigma_next`. level: the amount of noise (eta); 0 is the Euler ODE, bit for bit."""
+    """A Gaussian transition from `sigma` to `sigma_next`.
+
+    level: the amount of noise (eta); 0 is the Euler ODE, bit for bit
+    """
 
     level: float
 
@@ -149,5 +154,5 @@ STRATEGIES: dict[str, type[SDEStrategy]] = {
 
 
 def gaussian_kl(mean: torch.Tensor, other_mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """KL of two Gaussians with one std, averaged over elements: `(mean - other)^2 / (2 std^2)`. `(B, ...)` -> `(B,)`."""
+    """KL of two Gaussians with one std, mean over elements: `(mean - other)^2 / (2 std^2)`. `(B, ...)` -> `(B,)`."""
     return row_mean((mean - other_mean) ** 2 / (2 * std**2))

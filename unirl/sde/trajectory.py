@@ -1,7 +1,7 @@
 """The only two denoising loops of the project. The loop knows no model; the model knows no loop.
 
-`predict(latents, step, rows) -> velocity` is the model: latents `(B, *latent)`, one `Step` per row, and `rows` `(B,)` naming
-the sample that each row belongs to (for its conditions). Sampling and replay call the same function.
+`predict(latents, step, rows) -> velocity` is the model: latents `(B, *latent)`, one `Step` per row, and `rows` `(B,)`
+naming the sample that each row belongs to (for its conditions). Sampling and replay call the same function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unirl.types.segment import LatentSegment
 Predict = Callable[[torch.Tensor, Step, torch.Tensor], torch.Tensor]
 
 
-def sample_trajectory(
+def sample_trajectory(  # noqa: PLR0913 - a bundle of these would be made at its only call and taken apart here
     predict: Predict,
     latents: torch.Tensor,
     schedule: Schedule,
@@ -33,8 +33,8 @@ def sample_trajectory(
 ) -> LatentSegment:
     """Walk from x_T `(N, *latent)` to x_0, stochastic at `sde_indices`, and record what replay needs.
 
-    The trajectory stored is the trajectory walked: the next latent is rounded to `storage_dtype`, scored as stored, and the
-    walk goes on from the rounded value.
+    The trajectory stored is the trajectory walked: the next latent is rounded to `storage_dtype`, scored as stored, and
+    the walk goes on from the rounded value.
     """
     count, device = len(latents), latents.device
     rows = torch.arange(count, device=device)
@@ -82,12 +82,18 @@ class Replay:
     dts: torch.Tensor
 
 
-def replay_trajectory(predict: Predict, segment: LatentSegment, steps: torch.Tensor, *, strategy: SDEStrategy) -> Replay:
+def replay_trajectory(
+    predict: Predict, segment: LatentSegment, steps: torch.Tensor, *, strategy: SDEStrategy
+) -> Replay:
     """Score the recorded transitions at `steps` `(S,)` (schedule indices), all of them in one forward.
 
     Rows are (sample, step) pairs, sample-major. The recorded schedule is used as it is.
     """
     device = segment.latents.device
+    steps = steps.to(segment.sde_indices.device)
+    if not torch.isin(steps, segment.sde_indices).all():
+        drawn = segment.sde_indices.tolist()
+        raise ValueError(f"steps {steps.tolist()} have no density: stochastic in the rollout were {drawn}")
     count, chosen = len(segment), len(steps)
     schedule = Schedule(segment.sigmas, segment.times)
     x, x_next = segment.at(steps).flatten(0, 1), segment.at(steps + 1).flatten(0, 1)

@@ -30,7 +30,7 @@ def group_relative(rewards: torch.Tensor, groups: Sequence[str], *, scale: Scale
         rows = rows.to(values.device)
         kept = rows[finite[rows]]
         group = values[kept]
-        # An equal group is tested by equality: a mean that is off by an ulp, divided by eps, would be an advantage of 1.
+        # Equality is tested on the values: a mean that is off by an ulp, divided by eps, would be an advantage of 1.
         if len(group) == 0 or bool((group == group[0]).all()):
             continue
         centred = group - group.mean()

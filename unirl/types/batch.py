@@ -76,8 +76,11 @@ class Rows:
 
     def select(self, index: Sequence[int] | torch.Tensor) -> Self:
         """The rows at `index`, in that order; rows may repeat."""
-        rows = torch.as_tensor(index, dtype=torch.long)
-        if rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < len(self)):
+        rows = torch.as_tensor(index)
+        if rows.numel() and (rows.dtype == torch.bool or rows.is_floating_point()):
+            raise ValueError(f"select takes row numbers, got {rows.dtype}; of a mask take `mask.nonzero().flatten()`")
+        rows = rows.to(torch.long)
+        if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
             raise ValueError(f"rows {rows.tolist()} are out of range for a batch of {len(self)}")
         return self._map(lambda name, value: self._select(name, value, rows))
 
@@ -95,7 +98,8 @@ class Rows:
             raise ValueError(f"cannot join zero batches of {cls.__name__}")
         if len(batches) == 1:
             return batches[0]
-        return batches[0]._map_fields(lambda field: _concat(cls, field, [b.__dict__[field.name] for b in batches]))
+        fields = dataclasses.fields(cls)
+        return cls(**{field.name: _concat(cls, field, [b.__dict__[field.name] for b in batches]) for field in fields})
 
     def to(self, device: torch.device | str) -> Self:
         """Every tensor on `device`."""
@@ -107,12 +111,10 @@ class Rows:
             if value is not None:
                 yield field.name, field.metadata[_KIND], value
 
-    def _map_fields(self, change: Callable[[dataclasses.Field[Any]], Any]) -> Self:
-        return type(self)(**{field.name: change(field) for field in dataclasses.fields(self)})
-
     def _map(self, change: Callable[[str, Any], Any]) -> Self:
-        values = self.__dict__
-        return self._map_fields(lambda f: None if values[f.name] is None else change(f.name, values[f.name]))
+        names = [field.name for field in dataclasses.fields(self)]
+        values = ((name, self.__dict__[name]) for name in names)
+        return type(self)(**{name: None if value is None else change(name, value) for name, value in values})
 
     def _metadata(self, name: str) -> dict[str, str]:
         return cast(dict[str, str], type(self).__dataclass_fields__[name].metadata)
@@ -127,9 +129,8 @@ class Rows:
         if kind == "packed":
             lengths = self._lengths(name)
             if int(lengths.sum()) != len(value):
-                raise ValueError(
-                    f"{type(self).__name__}.{name} holds {len(value)} elements, its lengths add up to {int(lengths.sum())}"
-                )
+                label, summed = f"{type(self).__name__}.{name}", int(lengths.sum())
+                raise ValueError(f"{label} holds {len(value)} elements, its lengths add up to {summed}")
             return len(lengths)
         if kind == "mapped":
             sizes = {key: len(column) for key, column in value.items()}
@@ -184,10 +185,7 @@ def _concat(owner: type, field: dataclasses.Field[Any], values: list[Any]) -> An
 def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Zeros (False) appended along dimension 1 until all tensors are equally long."""
     longest = max(tensor.shape[1] for tensor in tensors)
-    return [
-        torch.cat([t, t.new_zeros(t.shape[0], longest - t.shape[1], *t.shape[2:])], dim=1) if t.shape[1] < longest else t
-        for t in tensors
-    ]
+    return [torch.cat([t, t.new_zeros(t.shape[0], longest - t.shape[1], *t.shape[2:])], dim=1) for t in tensors]
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -13,7 +13,7 @@ from unirl.types.batch import Rows, dense, nested, padded
 class Embedding(Rows):
     """Encoded prompts of one guidance branch.
 
-    tokens: `(N, L, D)` hidden states
+    tokens: `(N, L, D)` hidden states, or `(N, L)` ids where the transformer embeds them itself
     pooled: `(N, P)`, where the model takes one vector a prompt
     mask:   `(N, L)` bool, True where a token is real; None where the model attends to all of them
     """

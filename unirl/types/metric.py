@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 Metrics = dict[str, "Metric"]
@@ -74,5 +74,5 @@ def _merge_two(name: str, a: Metric, b: Metric) -> Metric:
     return mean(weighted / weight if weight else math.nan, weight)
 
 
-def _extremum(pick: type[max] | type[min], a: float, b: float) -> float:  # type: ignore[valid-type]
+def _extremum(pick: Callable[[float, float], float], a: float, b: float) -> float:
     return math.nan if math.isnan(a) or math.isnan(b) else pick(a, b)

@@ -22,7 +22,7 @@ from unirl.types.media import Media
 from unirl.types.reward import Scores
 from unirl.types.sample_id import ancestor_id, child_id, depth, parent_id
 from unirl.types.sampling import DiffusionSamplingParams
-from unirl.types.segment import LatentSegment, TextSegment
+from unirl.types.segment import CleanLatents, LatentSegment, TextSegment
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Part(Rows):
     metadata: list[dict[str, Any]] = listed()
     sampling: DiffusionSamplingParams | None = shared(None)
     media: Media | None = nested(None)
-    segment: LatentSegment | TextSegment | None = nested(None)
+    segment: LatentSegment | TextSegment | CleanLatents | None = nested(None)
     conditions: Conditions | None = nested(None)
     version: torch.Tensor | None = dense(None)
     rewards: torch.Tensor | None = dense(None)
@@ -89,15 +89,18 @@ class Part(Rows):
         versions = torch.full((len(self),), version, dtype=torch.int64)
         return dataclasses.replace(self, media=media, segment=segment, conditions=conditions, version=versions)
 
+    def with_targets(self, *, segment: CleanLatents, conditions: Conditions) -> Part:
+        """This given Part with what supervised training needs of its media."""
+        return dataclasses.replace(self, segment=segment, conditions=conditions)
+
     def with_rewards(self, scores: Scores) -> Part:
         """This Part with a reward for every row."""
         return dataclasses.replace(self, rewards=scores.total, reward_components=scores.components)
 
     @property
     def valid(self) -> torch.Tensor:
-        """`(N,)` bool: rows whose reward is finite. Others carry no gradient."""
-        assert self.rewards is not None, "rewards come before advantages"
-        return torch.isfinite(self.rewards)
+        """`(N,)` bool: rows whose reward is finite; the others carry no gradient. Supervised rows are all valid."""
+        return torch.ones(len(self), dtype=torch.bool) if self.rewards is None else torch.isfinite(self.rewards)
 
     def compute_advantages(
         self,
@@ -111,7 +114,8 @@ class Part(Rows):
         """Rewards relative to their scope.
 
         scope:   siblings of one parent, all descendants of one prompt, or all rows
-        combine: normalise the (weighted) reward, or normalise each component of non-zero weight and add them up by `weights`
+        combine: normalise the (weighted) reward, or normalise each component and add up those of non-zero weight by
+                 `weights`
         """
         if self.rewards is None:
             raise ValueError("compute_advantages needs rewards: call with_rewards first")
@@ -122,7 +126,8 @@ class Part(Rows):
             if not self.reward_components or weights is None:
                 raise ValueError("combine='per_component' needs reward components and their weights")
             # A row with one missing component is invalid as a whole and leaves the statistics of all of them.
-            columns = {name: torch.where(self.valid, column, torch.nan) for name, column in self.reward_components.items()}
+            valid, columns = self.valid, self.reward_components
+            columns = {name: torch.where(valid, column, torch.nan) for name, column in columns.items()}
             parts = {name: group_relative(column, groups, scale=scale, eps=eps) for name, column in columns.items()}
             advantages = combine_rewards(parts, weights).to(torch.float32)
         return dataclasses.replace(self, advantages=advantages)
@@ -146,7 +151,7 @@ class Sample:
         if not self.parts:
             raise ValueError("a Sample needs at least one Part")
         for level, part in enumerate(self.parts):
-            if depth(part.ids[0]) != level:
+            if part.ids and depth(part.ids[0]) != level:
                 raise ValueError(f"part {level} of a Sample has ids of depth {depth(part.ids[0])}: {part.ids[0]!r}")
             if level:
                 self._check_parents(self.parts[level - 1], part)
@@ -155,8 +160,12 @@ class Sample:
     def _check_parents(parents: Part, children: Part) -> None:
         order = [parent_id(child) for child in children.ids]
         first_seen = list(dict.fromkeys(order))
+        present = set(first_seen)
+        missing = present.difference(parents.ids)
+        if missing:
+            raise ValueError(f"parents {sorted(missing)} are not in the Part above")
         runs = sum(1 for i, parent in enumerate(order) if i == 0 or order[i - 1] != parent)
-        if runs != len(first_seen) or first_seen != [p for p in parents.ids if p in set(first_seen)]:
+        if runs != len(first_seen) or first_seen != [p for p in parents.ids if p in present]:
             raise ValueError("siblings must stand next to each other, in the order of their parents")
 
     @property
@@ -181,6 +190,8 @@ class Sample:
 
     def parent_rows(self) -> torch.Tensor:
         """For each frontier row, the row of its parent in the Part above: `(N,)` int64."""
+        if len(self.parts) < 2:
+            raise ValueError("the frontier of this Sample are its roots, which have no parents")
         row_of = {sample_id: row for row, sample_id in enumerate(self.parts[-2].ids)}
         return torch.tensor([row_of[parent_id(sample_id)] for sample_id in self.frontier.ids], dtype=torch.long)
 
@@ -205,11 +216,16 @@ class Sample:
         return [self._descendants_of(set(ids)) for ids in roots]
 
     def _descendants_of(self, roots: set[str]) -> Sample:
-        rows = [[i for i, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots] for part in self.parts]
-        return Sample(tuple(part.select(kept) for part, kept in zip(self.parts, rows, strict=True)))
+        def kept(part: Part) -> list[int]:
+            return [row for row, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots]
+
+        # A root without descendants ends its Sample early: an empty Part has no depth.
+        return Sample(tuple(part.select(rows) for part in self.parts if (rows := kept(part))))
 
     @classmethod
     def concat(cls, samples: list[Self]) -> Self:
         """Join Samples of the same depth."""
+        if len({len(sample.parts) for sample in samples}) > 1:
+            raise ValueError(f"cannot join Samples of {[len(sample.parts) for sample in samples]} Parts")
         levels = zip(*(sample.parts for sample in samples), strict=True)
         return cls(tuple(Part.concat(list(parts)) for parts in levels))

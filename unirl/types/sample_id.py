@@ -1,7 +1,7 @@
 """Lineage ids. A root is `r{rollout}.p{row}`; child j of `x` is `x/j`; a group is the siblings of one parent.
 
-`r7.p2/0/3` is the fourth image of the first rewrite of prompt row 2 of rollout 7. An id is given once, when a prompt row
-is drawn, and never derived from content: equal text never merges two groups.
+`r7.p2/0/3` is the fourth image of the first rewrite of prompt row 2 of rollout 7. An id is given once, when a prompt
+row is drawn, and never derived from content: equal text never merges two groups.
 """
 
 from __future__ import annotations
@@ -39,3 +39,8 @@ def ancestor_id(sample_id: str, level: int) -> str:
     if not 0 <= level <= depth(sample_id):
         raise ValueError(f"{sample_id!r} has no ancestor at depth {level}")
     return "/".join(sample_id.split("/")[: level + 1])
+
+
+def rollout_of(sample_id: str) -> int:
+    """The rollout number that an id carries."""
+    return int(sample_id.split(".", 1)[0].removeprefix("r"))

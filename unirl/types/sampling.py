@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from unirl.types.steps import AllSteps, StepRule
+from unirl.types.steps import AllSteps, NoSteps, StepRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +57,10 @@ class DiffusionSamplingParams:
         self.resolve_sde_indices(0)
 
     def resolve_sde_indices(self, rollout_id: int) -> tuple[int, ...]:
-        """Sorted indices in [0, steps - 1) of the stochastic steps of this rollout; empty at noise level 0 (the ODE)."""
+        """Sorted indices in [0, steps - 1) of this rollout's stochastic steps; empty at noise level 0 (the ODE)."""
         chosen = self.sde.indices(self.steps, rollout_id)
         return chosen if self.noise_level > 0 else ()
 
     def deterministic(self) -> DiffusionSamplingParams:
-        """The same sampling as an ODE, for evaluation."""
-        return dataclasses.replace(self, noise_level=0.0)
+        """The same sampling as an ODE, for evaluation; it may then take fewer steps than the step rule would fit."""
+        return dataclasses.replace(self, noise_level=0.0, sde=NoSteps())

@@ -13,7 +13,8 @@ from unirl.types.batch import Rows, dense, packed, shared
 class LatentSegment(Rows):
     """A denoising trajectory of N samples over one schedule of T steps.
 
-    With T = 4 and SDE steps (0, 2) the recorded positions are (0, 1, 2, 3, 4): the two ends of each stochastic step, and x_0.
+    With T = 4 and SDE steps (0, 2) the recorded positions are (0, 1, 2, 3, 4): the two ends of each stochastic step,
+    and x_0.
 
     latents:     `(N, K, *latent)` at the recorded positions, in the storage dtype: exactly what was walked
     positions:   `(K,)` int64, sorted; position i is the latent at `sigmas[i]`
@@ -21,6 +22,7 @@ class LatentSegment(Rows):
     times:       `(T,)` float32, the model time of each step
     sde_indices: `(S,)` int64, sorted; empty for an ODE rollout
     log_probs:   `(N, S)` float32 of the stochastic steps, averaged over latent elements
+    unconditional: `(N, S, *latent)` float32, the unguided velocity at the stochastic steps, where it was asked for
     """
 
     latents: torch.Tensor = dense()
@@ -29,12 +31,13 @@ class LatentSegment(Rows):
     times: torch.Tensor = shared()
     sde_indices: torch.Tensor = shared()
     log_probs: torch.Tensor = dense()
+    unconditional: torch.Tensor | None = dense(None)
 
     def __post_init__(self) -> None:
         Rows.__post_init__(self)
         steps = len(self.sigmas) - 1
         if len(self.times) != steps:
-            raise ValueError(f"{len(self.sigmas)} sigmas are {steps} steps, but there are {len(self.times)} model times")
+            raise ValueError(f"{len(self.sigmas)} sigmas are {steps} steps, got {len(self.times)} model times")
         if self.latents.shape[1] != len(self.positions):
             raise ValueError(f"{self.latents.shape[1]} latents are recorded for {len(self.positions)} positions")
         if self.log_probs.shape[1:] != self.sde_indices.shape:
@@ -42,11 +45,13 @@ class LatentSegment(Rows):
         recorded, chosen = self.positions.tolist(), self.sde_indices.tolist()
         if recorded != sorted(set(recorded)) or chosen != sorted(set(chosen)):
             raise ValueError(f"positions {recorded} and SDE steps {chosen} must be sorted and distinct")
+        if recorded and not 0 <= recorded[0] <= recorded[-1] <= steps:
+            raise ValueError(f"positions {recorded} are outside 0..{steps} of a schedule of {steps} steps")
         if chosen and not 0 <= chosen[0] <= chosen[-1] < steps - 1:
             raise ValueError(f"SDE steps {chosen} are outside 0..{steps - 2} of a schedule of {steps} steps")
         missing = {end for step in chosen for end in (step, step + 1)} - set(recorded)
         if missing:
-            raise ValueError(f"SDE steps {chosen} need the latents at positions {sorted(missing)}, recorded are {recorded}")
+            raise ValueError(f"SDE steps {chosen} need latents at positions {sorted(missing)}, recorded are {recorded}")
 
     @property
     def num_steps(self) -> int:
@@ -55,6 +60,7 @@ class LatentSegment(Rows):
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """The latents at `positions` `(S,)`, which must be recorded: `(N, S, *latent)`."""
+        positions = positions.to(self.positions.device)
         column = torch.searchsorted(self.positions, positions)
         if not torch.equal(self.positions[column.clamp(max=len(self.positions) - 1)], positions):
             raise ValueError(f"positions {positions.tolist()} are not all recorded: {self.positions.tolist()}")
@@ -64,6 +70,13 @@ class LatentSegment(Rows):
     def final(self) -> torch.Tensor:
         """x_0 of every sample, `(N, *latent)`."""
         return self.at(torch.tensor([self.num_steps]))[:, 0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CleanLatents(Rows):
+    """Given x_0 of N samples, for supervised training. latents: `(N, *latent)` float32."""
+
+    latents: torch.Tensor = dense()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

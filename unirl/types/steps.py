@@ -1,7 +1,8 @@
 """Which denoising steps are stochastic: pure functions of the rollout number.
 
-A schedule of T steps has transitions 0 .. T-1; the last one (sigma_next = 0) is always deterministic, so a rule picks from
-[0, T-1). A window's position depends on the rollout number alone and is thus the same after a resume and on every rank.
+A schedule of T steps has transitions 0 .. T-1; the last one (sigma_next = 0) is always deterministic, so a rule picks
+from [0, T-1). A window's position depends on the rollout number alone and is thus the same after a resume and on every
+rank.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class ListedSteps(StepRule):
         for step in self.steps:
             if step == num_steps - 1:
                 raise ValueError(
-                    f"SDE step {step} is the last of {num_steps} steps (sigma_next = 0), which is always deterministic; "
-                    f"choose from 0..{num_steps - 2}"
+                    f"SDE step {step} is the last of {num_steps} steps (sigma_next = 0), which is always "
+                    f"deterministic; choose from 0..{num_steps - 2}"
                 )
             if not 0 <= step < num_steps:
                 raise ValueError(f"SDE step {step} is outside 0..{num_steps - 2} of {num_steps} steps")
@@ -68,7 +69,10 @@ class FirstFraction(StepRule):
             raise ValueError(f"fraction must be in (0, 1], got {self.fraction}")
 
     def indices(self, num_steps: int, rollout_id: int) -> tuple[int, ...]:
-        return tuple(range(min(int(self.fraction * num_steps), num_steps - 1)))
+        count = int(self.fraction * num_steps)
+        if count < 1:
+            raise ValueError(f"a fraction of {self.fraction} of {num_steps} steps is no whole step; NoSteps says so openly")
+        return tuple(range(min(count, num_steps - 1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +121,11 @@ class WindowSteps(StepRule):
             raise ValueError(
                 f"a window must stay at least 1 rollout, got rollouts_per_window={self.rollouts_per_window}, "
                 f"min_rollouts={self.min_rollouts}"
+            )
+        if self.move == "decay" and self.min_rollouts > self.rollouts_per_window:
+            raise ValueError(
+                f"min_rollouts must not exceed the longest stay, got min_rollouts={self.min_rollouts}, "
+                f"rollouts_per_window={self.rollouts_per_window}"
             )
         if self.start < 0:
             raise ValueError(f"start must not be negative, got {self.start}")

@@ -1,0 +1,61 @@
+# Every target makes the environment it needs: Python 3.11 or newer, make and a package index are enough.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+PARALLEL := --numprocesses $(WORKERS) --dist worksteal
+
+# One torch thread a process, and idle threads that sleep: small models on few cores are fastest so.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+
+# What a person can start: `unirl/recipes/<domain>/<recipe>.yaml`; the other folders hold groups.
+DOMAINS := diffusion sft
+RECIPES := $(foreach domain,$(DOMAINS),$(wildcard unirl/recipes/$(domain)/*.yaml))
+
+.PHONY: help quickstart check test test-slow bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+quickstart: $(VENV)/installed  ## train a small text-to-image model with a reward, in about two minutes
+	$(BIN)/unirl quickstart
+
+check: $(VENV)/installed-dev  ## lint, types, import ranks, house rules, recipes
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python --project pyright.strict.json
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest tests/house
+	@for recipe in $(RECIPES:unirl/recipes/%.yaml=%); do echo "unirl check $$recipe"; $(BIN)/unirl check $$recipe; done
+
+test: $(VENV)/installed-dev  ## all tests that take seconds
+	$(BIN)/python -m pytest $(PARALLEL)
+
+test-slow: $(VENV)/installed-dev  ## the tests that take minutes (the quickstart on three seeds)
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not gpu" --timeout 1800
+
+bench: $(VENV)/installed-dev  ## the figures of the README, measured on this machine
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## remove the environment and all caches, not the runs
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# A stamp is older than pyproject.toml when dependencies may have changed: then pip runs again.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python found: install Python 3.11, or say make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,ocr,tensorboard]"
+	touch $@ $(VENV)/installed

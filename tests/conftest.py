@@ -1,0 +1,11 @@
+"""What every test shares: one thread, and hypothesis without a clock and without chance."""
+
+from __future__ import annotations
+
+import hypothesis
+import torch
+
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("unirl", deadline=None, derandomize=True, max_examples=40, database=None)
+hypothesis.settings.load_profile("unirl")

@@ -1,0 +1,1 @@
+"""Losses (pure functions) and algorithms (one estimator a file)."""

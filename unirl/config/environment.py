@@ -1,0 +1,32 @@
+"""Every environment variable that UniRL reads or sets.
+
+| variable             | read or set | meaning |
+|----------------------|-------------|---------|
+| CUDA_VISIBLE_DEVICES | read        | empty or -1 hides all devices: the machine counts as one without CUDA |
+| OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them wait for each other on small matrices |
+| OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
+
+What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CPU_THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))  # NVIDIA, the same under WSL, AMD
+
+
+def set_environment() -> None:
+    """To be called before torch loads: OpenMP reads its variables once, with the library."""
+    if not has_accelerator():
+        for name, value in _CPU_THREADS.items():
+            os.environ.setdefault(name, value)
+
+
+def has_accelerator() -> bool:
+    """Whether a CUDA (or ROCm) device is visible, told without loading torch."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ and os.environ["CUDA_VISIBLE_DEVICES"] in ("", "-1"):
+        return False
+    return any(driver.exists() for driver in _DRIVERS)

@@ -1,0 +1,174 @@
+"""Prompt sources. What a rollout gets is a pure function of (seed, rollout number): a resume needs no cursor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.types.media import Media
+from unirl.types.sample import Part
+from unirl.types.sample_id import root_id
+from unirl.types.seed import generator
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptRow:
+    """One prompt and what travels with it (answers, routing)."""
+
+    prompt: str
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class PromptSource(ABC):
+    """Where prompts come from. A subclass is a frozen dataclass of its settings."""
+
+    @abstractmethod
+    def rows(self) -> tuple[PromptRow, ...]:
+        """All rows, in file order. ValueError for malformed or missing data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedPrompts(PromptSource):
+    """Prompts written in the recipe."""
+
+    prompts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _refuse_empty([PromptRow(prompt) for prompt in self.prompts], "prompts")
+
+    def rows(self) -> tuple[PromptRow, ...]:
+        return tuple(PromptRow(prompt) for prompt in self.prompts)
+
+
+@dataclasses.dataclass(frozen=True)
+class FilePrompts(PromptSource):
+    """A text file with a prompt a line, or a `.jsonl` file of objects with a "prompt" and any other fields (metadata).
+
+    max_bad_share: malformed rows are an error by default; up to this share of them may be skipped, and is counted
+    """
+
+    path: Path
+    max_bad_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.path.is_file():
+            raise ValueError(f"there is no prompt file {self.path}")
+        if not 0 <= self.max_bad_share < 1:
+            raise ValueError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
+        self.rows()
+
+    def rows(self) -> tuple[PromptRow, ...]:
+        rows, problems = self._parse()
+        if not rows:
+            raise ValueError(f"{self.path} holds no usable prompt" + (f": {problems[0]}" if problems else ""))
+        if len(problems) > self.max_bad_share * (len(rows) + len(problems)):
+            raise ValueError("\n".join([*problems[:10], f"{len(problems)} bad rows in all"]))
+        return tuple(rows)
+
+    def skipped(self) -> dict[str, int]:
+        """Malformed rows by reason."""
+        reasons: dict[str, int] = {}
+        for problem in self._parse()[1]:
+            reason = problem.split(": ", 1)[1].split(" (", 1)[0]
+            reasons[reason] = reasons.get(reason, 0) + 1
+        return reasons
+
+    def _parse(self) -> tuple[list[PromptRow], list[str]]:
+        rows: list[PromptRow] = []
+        problems: list[str] = []
+        read = _json_row if self.path.suffix == ".jsonl" else _text_row
+        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                rows.append(read(line))
+            except ValueError as error:
+                problems.append(f"{self.path}:{number}: {error}")
+        return rows, problems
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSampler:
+    """Draws `count` rows a rollout from an endless sequence of shuffled epochs, without repeats inside an epoch.
+
+    Ten rows, two a rollout: rollouts 0-4 are a permutation of all rows, 5-9 another one. Rows left over at the end of
+    an epoch open the next batch, so none is lost.
+    """
+
+    source: tuple[PromptRow, ...]
+    count: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= len(self.source):
+            raise ValueError(f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are")
+
+    def draw(self, rollout: int) -> Part:
+        """The roots of rollout `rollout`, with their ids."""
+        rows = epoch_rows(len(self.source), self.count, rollout, key=(self.seed, "prompts"))
+        return as_roots([self.source[row] for row in rows], rollout)
+
+
+def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...]) -> list[int]:
+    """Row numbers of batch `batch` in the endless sequence of shuffled epochs of `size` rows that `key` names."""
+    first = batch * count
+    wanted = [divmod(position, size) for position in range(first, first + count)]
+    orders = {epoch: torch.randperm(size, generator=generator(*key, epoch)).tolist() for epoch, _ in wanted}
+    return [orders[epoch][offset] for epoch, offset in wanted]
+
+
+def as_roots(rows: list[PromptRow], rollout: int) -> Part:
+    """Prompt rows as the first Part of a Sample."""
+    return Part(
+        ids=[root_id(rollout, row) for row in range(len(rows))],
+        metadata=[dict(row.metadata) for row in rows],
+        media=Media(texts=[row.prompt for row in rows]),
+    )
+
+
+def _text_row(line: str) -> PromptRow:
+    if not line.strip():
+        raise ValueError("the prompt is empty")
+    return PromptRow(line.strip())
+
+
+def _json_row(line: str) -> PromptRow:
+    if not line.strip():
+        raise ValueError("the line is blank")
+    try:
+        record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"a row must be a JSON object with a 'prompt', got {type(record).__name__}")
+    if "prompt" not in record:
+        raise ValueError(f"the row has no 'prompt' (keys: {sorted(record)})")
+    prompt = record.pop("prompt")
+    if not isinstance(prompt, str):
+        raise ValueError(f"the prompt must be a string (got {type(prompt).__name__})")
+    if not prompt.strip():
+        raise ValueError("the prompt is empty")
+    return PromptRow(prompt, record)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ValueError(f"a key stands twice ({twice})")
+    return dict(pairs)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"not a JSON number ({name})")
+
+
+def _refuse_empty(rows: list[PromptRow], name: str) -> None:
+    if not rows:
+        raise ValueError(f"{name} is empty")
+    for number, row in enumerate(rows):
+        if not row.prompt.strip():
+            raise ValueError(f"{name}[{number}] is an empty prompt")

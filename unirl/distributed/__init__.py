@@ -1,0 +1,1 @@
+"""Many workers behind one call: which ranks there are, what each is given, and how their answers become one."""

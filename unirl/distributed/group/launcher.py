@@ -1,0 +1,119 @@
+"""The contract of a launcher, and what it runs inside each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from unirl.distributed.group.dispatch import Call
+from unirl.distributed.group.rank_info import RankInfo
+from unirl.distributed.group.remote import Remote
+
+Kind = TypeVar("Kind")
+
+
+class Launcher(ABC):
+    """Starts the ranks of one slab and runs calls in them.
+
+    slab:  its name, for messages
+    ranks: its ranks, in order
+    """
+
+    slab: str
+    ranks: tuple[RankInfo, ...]
+
+    @abstractmethod
+    def build(self, key: int, remote: type[Remote], call: Call) -> None:
+        """An instance of `remote` under `key` in every rank; a `Sibling` in the arguments is the instance there."""
+
+    @abstractmethod
+    def call(self, key: int, method: str, calls: Mapping[int, Call]) -> dict[int, Any]:
+        """Run `method` in each rank of `calls`; the results by rank, or the exception of the first rank that failed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the instances, the latest built first, and then the ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sibling:
+    """Stands for the instance under `key` in the rank that receives it."""
+
+    key: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Located:
+    """Notes on whatever exception leaves the block where that was; its type and traceback stay as they are."""
+
+    place: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            error.add_note(self.place)
+
+
+class RankHost:
+    """The instances of one rank, whatever launcher runs it."""
+
+    def __init__(self, slab: str, rank_info: RankInfo) -> None:
+        self._slab = slab
+        self._rank_info = rank_info
+        self._instances: dict[int, Remote] = {}
+        self._closing = contextlib.ExitStack()
+
+    def build(self, key: int, remote: type[Remote], call: Call) -> None:
+        """`remote` with the arguments of `call`, its siblings looked up here."""
+        siblings = self._instances
+        args = replace_each(call.args, Sibling, lambda sibling: siblings[sibling.key])
+        kwargs = replace_each(call.kwargs, Sibling, lambda sibling: siblings[sibling.key])
+        with self._located(remote, "__init__"):
+            instance = remote.on_rank(self._rank_info, *args, **kwargs)
+        self._instances[key] = instance
+        self._closing.callback(self._close_one, instance)
+
+    def call(self, key: int, method: str, call: Call) -> Any:
+        """The result of one method here."""
+        if key not in self._instances:
+            raise ValueError(f"slab {self._slab} is closed: its workers cannot be called any more ({method})")
+        instance = self._instances[key]
+        with self._located(type(instance), method):
+            return getattr(instance, method)(*call.args, **call.kwargs)
+
+    def close(self) -> None:
+        """Close every instance, the latest first, even when one of them fails; the failure is raised at the end."""
+        self._instances.clear()
+        self._closing.close()
+
+    def _close_one(self, instance: Remote) -> None:
+        with self._located(type(instance), "close"):
+            instance.close()
+
+    def _located(self, remote: type[Remote], method: str) -> Located:
+        return Located(f"in {remote.__name__}.{method} on rank {self._rank_info.rank} of slab {self._slab}")
+
+
+def replace_each(value: Any, kind: type[Kind], change: Callable[[Kind], Any]) -> Any:
+    """`value` with every `kind` inside it (in tuples, lists, dict values) replaced; `value` itself if there is none."""
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) in (tuple, list):
+        items = [replace_each(item, kind, change) for item in value]
+        return value if _same_objects(items, value) else type(value)(items)
+    if type(value) is dict:
+        items = [replace_each(item, kind, change) for item in value.values()]
+        return value if _same_objects(items, value.values()) else dict(zip(value, items, strict=True))
+    return value
+
+
+def _same_objects(new: Iterable[Any], old: Iterable[Any]) -> bool:
+    return all(a is b for a, b in zip(new, old, strict=True))

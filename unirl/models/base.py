@@ -1,0 +1,97 @@
+"""What a model family must say for itself. Everything else is written once, in the stage and the loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from unirl.sde.steps import Schedule, Step
+from unirl.types.condition import Embedding
+from unirl.types.media import Media
+from unirl.types.sampling import DiffusionSamplingParams
+
+
+@dataclasses.dataclass
+class Bundle:
+    """A loaded model: a container without a life of its own.
+
+    transformer: the module that is trained
+    frozen:      the other modules by name (text encoders, autoencoder)
+    processors:  what is no module: tokenizers, a scheduler's config, the pipeline that encodes and saves
+
+    All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
+    """
+
+    transformer: torch.nn.Module
+    frozen: dict[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
+    processors: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for module in (self.transformer, *self.frozen.values()):
+            module.eval()
+            module.requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the transformer is."""
+        return next(self.transformer.parameters()).device
+
+
+class DiffusionFamily(ABC):
+    """A family of flow-matching models. A subclass is a frozen dataclass of its settings and keeps no state.
+
+    lora_targets: module name suffixes that LoRA wraps unless a recipe names others
+    block_names:  class names of the transformer blocks (sharding, gradient checkpointing)
+    """
+
+    lora_targets: ClassVar[tuple[str, ...]]
+    block_names: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def load(self, device: torch.device, dtype: torch.dtype) -> Bundle:
+        """The model with its weights on `device`; floating-point weights in `dtype`."""
+
+    @abstractmethod
+    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
+        """Shape of one sample's latent. ValueError for a size that the model cannot make."""
+
+    @abstractmethod
+    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+        """The sigmas and model times of `sampling.steps` steps."""
+
+    @abstractmethod
+    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+        """Model time of arbitrary noise levels `(B,)`, for losses on the forward process."""
+
+    @abstractmethod
+    def encode(self, bundle: Bundle, prompts: list[str]) -> Embedding:
+        """One row a prompt, on the device. The caller passes distinct prompts."""
+
+    @abstractmethod
+    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
+        """Velocity `eps - x0` of one guidance branch, the shape of `latents` `(B, *latent)`."""
+
+    @abstractmethod
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
+        """The velocity that guidance makes of the two branches."""
+
+    @abstractmethod
+    def decode(self, bundle: Bundle, latents: torch.Tensor) -> Media:
+        """What a person sees of x_0."""
+
+    @abstractmethod
+    def encode_media(self, bundle: Bundle, media: Media) -> torch.Tensor:
+        """x_0 of given media, for supervised training: the inverse of `decode`."""
+
+    @abstractmethod
+    def save(self, bundle: Bundle, folder: Path) -> None:
+        """Write what `load` (and, for a published family, diffusers) reads back."""
+
+
+def classifier_free(conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
+    """`v_u + g (v_c - v_u)` (arXiv 2207.12598)."""
+    return unconditional + guidance * (conditional - unconditional)

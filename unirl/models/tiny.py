@@ -1,0 +1,145 @@
+"""A small SD3-type model in pixel space that trains on a CPU in a minute, with the stage and stack of the big ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+
+from unirl.models.base import Bundle, DiffusionFamily, classifier_free
+from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
+from unirl.sde.steps import Schedule, Step
+from unirl.types.condition import Embedding
+from unirl.types.media import Media
+from unirl.types.sampling import DiffusionSamplingParams
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclasses.dataclass(frozen=True)
+class TinySD3(DiffusionFamily):
+    """diffusers' SD3 transformer on pixels, with a learned embedding of words as its text encoder.
+
+    checkpoint: a folder that `save` wrote, whose shape must equal the settings; None draws weights from `init_seed`
+    size:       pixels of a side; channels: 1 (grey) or 3
+    vocabulary: the words a prompt may use, any other is an error
+    predicts:   what the network puts out: "x0" (the velocity is `(x - x0) / max(sigma, 0.05)`) or the "velocity"
+    """
+
+    lora_targets: ClassVar[tuple[str, ...]] = (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+    )
+    block_names: ClassVar[tuple[str, ...]] = ("JointTransformerBlock",)
+
+    checkpoint: Path | None = None
+    size: int = 8
+    channels: int = 1
+    patch: int = 4
+    layers: int = 2
+    heads: int = 2
+    head_dim: int = 48
+    embedding_dim: int = 64
+    vocabulary: tuple[str, ...] = ("a", "handwritten", *_DIGITS)
+    predicts: Literal["x0", "velocity"] = "x0"
+    init_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size % self.patch:
+            raise ValueError(f"size {self.size} must be a multiple of patch {self.patch}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 or 3, got {self.channels}")
+        if self.predicts not in ("x0", "velocity"):
+            raise ValueError(f"predicts must be x0 or velocity, got {self.predicts!r}")
+        if self.checkpoint is not None and not (self.checkpoint / "model.safetensors").is_file():
+            raise ValueError(f"checkpoint {self.checkpoint} holds no model.safetensors")
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> Bundle:
+        from safetensors.torch import load_file
+
+        from unirl.models.tiny_modules import WordConditionedSD3
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.init_seed)
+            module = WordConditionedSD3(self)
+        if self.checkpoint is not None:
+            saved = json.loads((self.checkpoint / "config.json").read_text())
+            if saved != self._shape():
+                raise ValueError(
+                    f"{self.checkpoint} holds a model of another shape: {saved}, asked for {self._shape()}"
+                )
+            module.load_state_dict(load_file(self.checkpoint / "model.safetensors"))
+        return Bundle(transformer=module.to(device, dtype))
+
+    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
+        if (sampling.height, sampling.width) != (self.size, self.size):
+            asked = f"{sampling.height} x {sampling.width}"
+            raise ValueError(f"this model makes {self.size} x {self.size} pixels, asked for {asked}")
+        return self.channels, self.size, self.size
+
+    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+        sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), sampling.shift or 1.0))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+
+    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+        return sigma * 1000
+
+    def encode(self, bundle: Bundle, prompts: list[str]) -> Embedding:
+        tokens = [self._tokens(prompt) for prompt in prompts]
+        longest = max(len(row) for row in tokens)
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=bundle.device)
+        return Embedding(tokens=ids)
+
+    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
+        output = bundle.transformer(latents, step.time, embedding.tokens)
+        if self.predicts == "velocity":
+            return output
+        return (latents - output) / step.sigma.clamp(min=0.05)[:, None, None, None]
+
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, guidance)
+
+    def decode(self, bundle: Bundle, latents: torch.Tensor) -> Media:
+        images = ((latents.float() + 1) / 2).clamp(0, 1)
+        return Media(images=images.expand(-1, 3, -1, -1).cpu())
+
+    def encode_media(self, bundle: Bundle, media: Media) -> torch.Tensor:
+        assert media.images is not None, "supervised training of this family needs images"
+        return media.images[:, : self.channels].to(bundle.device) * 2 - 1
+
+    def save(self, bundle: Bundle, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: value.detach().cpu().contiguous() for name, value in bundle.transformer.state_dict().items()}
+        save_file(weights, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(self._shape(), indent=2) + "\n")
+
+    def _tokens(self, prompt: str) -> list[int]:
+        """Ids of the words; 0 is the padding, and the only token of an empty prompt."""
+        words = prompt.split()
+        unknown = [word for word in words if word not in self.vocabulary]
+        if unknown:
+            raise ValueError(f"prompt {prompt!r} uses {unknown}, this model knows the words {list(self.vocabulary)}")
+        return [self.vocabulary.index(word) + 1 for word in words] or [0]
+
+    def _shape(self) -> dict[str, object]:
+        return {
+            "size": self.size,
+            "channels": self.channels,
+            "patch": self.patch,
+            "layers": self.layers,
+            "heads": self.heads,
+            "head_dim": self.head_dim,
+            "embedding_dim": self.embedding_dim,
+            "vocabulary": list(self.vocabulary),
+            "predicts": self.predicts,
+        }

@@ -1,0 +1,1 @@
+"""Shipped recipes: `<domain>/<name>.yaml`, made of the groups `base model rollout algorithm reward`."""

@@ -1,0 +1,41 @@
+"""Trainside: the training module is the sampler. No second copy of the weights, nothing to publish."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from typing import Literal
+
+from unirl.distributed.group.dispatch import Dispatch
+from unirl.distributed.group.remote import Remote, remote
+from unirl.models.diffusion_pipeline import DiffusionPipeline
+from unirl.models.policy import Policy
+from unirl.rollout.base import RolloutEngine
+from unirl.types.sample import Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainside:
+    """batch_size: samples in one forward; None takes a whole rollout
+    weights:    which weights sample: the live ones, or their EMA (DiffusionNFT)
+    """
+
+    batch_size: int | None = None
+    weights: Literal["live", "ema"] = "live"
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"rollout.batch_size must be at least 1 or null, got {self.batch_size}")
+
+
+class TrainsideEngine(Remote, RolloutEngine):
+    """Samples with the policy that its siblings train."""
+
+    def __init__(self, policy: Policy, config: Trainside) -> None:
+        self._policy, self._config = policy, config
+        self._pipeline = DiffusionPipeline(policy.stage, config.batch_size)
+
+    @remote(Dispatch.DP_SCATTER)
+    def generate(self, sample: Sample) -> Sample:
+        with self._policy.ema() if self._config.weights == "ema" else nullcontext():
+            return self._pipeline(sample, version=self._policy.version)

@@ -1,0 +1,1 @@
+"""From samples with advantages to new weights: structure (LoRA, EMA), optimizer, batch geometry, checkpoints."""

@@ -1,0 +1,214 @@
+"""FSDPBackend: the policy's weights and everything that changes them.
+
+Structural injection (LoRA, EMA shadow, reference), optimizer, learning rate and gradient clipping of one trainable
+module. One rank holds the module whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from unirl.distributed.group.dispatch import Dispatch
+from unirl.distributed.group.remote import Remote, remote
+from unirl.models.base import DiffusionFamily
+from unirl.models.diffusion_stage import DiffusionStage
+from unirl.train.ema import EMA, Shadow
+from unirl.train.lora import LoRA, inject, switched_off
+from unirl.train.optim import AdamW
+from unirl.types.metric import Metrics, mean, total
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendConfig:
+    """optimizer:              AdamW and its schedule
+    lora:                   adapters; None trains all weights of the transformer
+    ema:                    a moving average of the trainable weights
+    max_grad_norm:          clip to this norm; None only measures it
+    max_skipped_steps:      non-finite gradients skip the step; more than this many in a row stop the run
+    compute_dtype:          of the forward; auto is bfloat16 on CUDA and float32 on a CPU. Masters are always float32
+    guidance_gradient:      whether the unconditional branch carries gradient
+    gradient_checkpointing: recompute the blocks in backward
+    """
+
+    optimizer: AdamW = dataclasses.field(default_factory=AdamW)
+    lora: LoRA | None = None
+    ema: EMA | None = None
+    max_grad_norm: float | None = 1.0
+    max_skipped_steps: int = 10
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    guidance_gradient: bool = True
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be positive or null, got {self.max_grad_norm}")
+        if self.max_skipped_steps < 0:
+            raise ValueError(f"max_skipped_steps must not be negative, got {self.max_skipped_steps}")
+
+
+class FSDPBackend(Remote):
+    """Loads a family and owns its trainable weights.
+
+    total_steps:    optimizer steps of the whole run, for the learning-rate schedule
+    with_reference: keep the initial weights, as LoRA off or as a frozen copy
+    """
+
+    def __init__(
+        self,
+        family: DiffusionFamily,
+        config: BackendConfig,
+        *,
+        device: torch.device,
+        seed: int,
+        total_steps: int,
+        with_reference: bool,
+    ) -> None:
+        self._config, self._total_steps = config, total_steps
+        dtype = _compute_dtype(config.compute_dtype, device)
+        bundle = family.load(device, dtype)
+        self._module = bundle.transformer
+        if config.lora is None:
+            self._module.float().requires_grad_(True)
+        else:
+            inject(self._module, config.lora, family.lora_targets, seed)
+        if config.gradient_checkpointing:
+            self._module.enable_gradient_checkpointing()  # type: ignore[operator]
+        self.stage = DiffusionStage(family, bundle, guidance_gradient=config.guidance_gradient, compute_dtype=dtype)
+        self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        optimizer = config.optimizer
+        self._optimizer = torch.optim.AdamW(
+            list(self._parameters.values()),
+            lr=optimizer.lr,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        self._ema = Shadow(self._parameters) if config.ema is not None else None
+        self._reference = Shadow(self._parameters) if with_reference and config.lora is None else None
+        self._steps = self._ema_updates = self._skipped_in_row = 0
+        self.version = 0
+
+    def reference(self) -> AbstractContextManager[None]:
+        """The initial weights, for the duration of a `with` block."""
+        if self._config.lora is not None:
+            return switched_off(self._module)
+        assert self._reference is not None, "the backend was made without a reference"
+        return self._reference.applied()
+
+    def ema(self) -> AbstractContextManager[None]:
+        """The EMA weights, for the duration of a `with` block."""
+        assert self._ema is not None, "the backend was made without an EMA"
+        return self._ema.applied()
+
+    def step(self) -> Metrics:
+        """One optimizer step from the accumulated gradient, or none where the gradient is not finite."""
+        parameters = list(self._parameters.values())
+        limit = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        lr = self._config.optimizer.lr_at(self._steps, self._total_steps)
+        if math.isfinite(norm):
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self._steps += 1
+            self._skipped_in_row = 0
+            self._update_ema("optimizer_step")
+        else:
+            self._skipped_in_row += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._skipped_in_row > self._config.max_skipped_steps:
+            raise FloatingPointError(
+                f"the gradient was not finite {self._skipped_in_row} times in a row (max_skipped_steps="
+                f"{self._config.max_skipped_steps}); lower the learning rate or look at the first bad sample"
+            )
+        finite = math.isfinite(norm)
+        return {
+            "train/grad_norm": mean(norm, 1.0 if finite else 0.0),
+            "train/lr": mean(lr, 1.0 if finite else 0.0),
+            "train/skipped": total(0.0 if finite else 1.0),
+        }
+
+    def finish_rollout(self) -> None:
+        """All updates on a rollout are done: the weights have a new version."""
+        self._update_ema("rollout")
+        self.version += 1
+
+    @remote(Dispatch.RANK_ZERO)
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs of this backend."""
+        return {
+            "parameters": {name: p.detach() for name, p in self._parameters.items()},
+            # A parameter that never got a gradient has no optimizer state, and gets none by being saved.
+            "optimizer": {
+                name: dict(self._optimizer.state[parameter])
+                for name, parameter in self._parameters.items()
+                if parameter in self._optimizer.state
+            },
+            "ema": None if self._ema is None else dict(self._ema.values),
+            "steps": self._steps,
+            "ema_updates": self._ema_updates,
+            "skipped_in_row": self._skipped_in_row,
+            "version": self.version,
+        }
+
+    @remote(Dispatch.BROADCAST)
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned, bit for bit."""
+        saved = state["parameters"]
+        if set(saved) != set(self._parameters):
+            raise ValueError(_name_difference(set(saved), set(self._parameters)))
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if saved[name].shape != parameter.shape:
+                    found, wanted = tuple(saved[name].shape), tuple(parameter.shape)
+                    raise ValueError(f"{name} was saved with the shape {found}, here it has {wanted}")
+                parameter.copy_(saved[name])
+        device = self.stage.bundle.device
+        self._optimizer.state.clear()
+        for name, entries in state["optimizer"].items():
+            # AdamW's step counter stays where it was made; moments live beside their parameter.
+            self._optimizer.state[self._parameters[name]] = {k: v.to(device) for k, v in entries.items()}
+        if (self._ema is None) != (state["ema"] is None):
+            raise ValueError("the checkpoint and the recipe disagree on whether there is an EMA")
+        if self._ema is not None:
+            self._ema.load(state["ema"])
+        self._steps, self._ema_updates = state["steps"], state["ema_updates"]
+        self._skipped_in_row, self.version = state["skipped_in_row"], state["version"]
+
+    @remote(Dispatch.RANK_ZERO)
+    def export(self, folder: Path, *, weights: Literal["live", "ema"]) -> None:
+        """Write what the ecosystem loads: the family's own folder, or a PEFT adapter where LoRA is trained."""
+        from unirl.train.export import write_export
+
+        if weights == "live":
+            write_export(self.stage, self._config.lora, folder)
+        else:
+            with self.ema():
+                write_export(self.stage, self._config.lora, folder)
+
+    def _update_ema(self, unit: Literal["optimizer_step", "rollout"]) -> None:
+        ema = self._config.ema
+        if self._ema is not None and ema is not None and ema.unit == unit:
+            self._ema.update(ema.decay_at(self._ema_updates))
+            self._ema_updates += 1
+
+
+def _compute_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _name_difference(saved: set[str], present: set[str]) -> str:
+    missing, unexpected = sorted(present - saved), sorted(saved - present)
+    return (
+        f"the checkpoint does not fit the trainable weights: {len(missing)} missing {missing[:3]}, "
+        f"{len(unexpected)} unexpected {unexpected[:3]}"
+    )

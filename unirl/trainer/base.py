@@ -1,0 +1,165 @@
+"""What every trainer does around its step: resume, evaluate, log, save, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar, final
+
+from unirl.config.load import dump
+from unirl.distributed.group.placement import Placement, Slab
+from unirl.observability.metrics import MetricsLog
+from unirl.observability.progress import ProgressLine
+from unirl.observability.report import write_report
+from unirl.observability.run_folder import RunFolder
+from unirl.observability.timing import PhaseTimer
+from unirl.observability.trackers import Trackers
+from unirl.train.checkpoint import CheckpointStore
+from unirl.trainer.evaluation import Evaluation
+from unirl.trainer.run import LoggingConfig, RunConfig
+from unirl.types.metric import Metrics, values
+
+
+class Interrupted(Exception):
+    """The run was asked to stop (Ctrl-C, SIGTERM) and has saved; the same command continues it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonConfig:
+    """What the loop itself reads of a run's configuration."""
+
+    run: RunConfig
+    placement: Placement = dataclasses.field(default_factory=Placement)
+    logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+
+
+Config = TypeVar("Config", bound=CommonConfig)
+
+
+class Trainer(ABC):
+    """A run: `fit()` is the loop around `step`, which a domain writes."""
+
+    def __init__(self, config: CommonConfig) -> None:
+        self._common = config
+        self.timer = PhaseTimer()
+
+    @abstractmethod
+    def setup(self, slab: Slab) -> None:
+        """Spawn the workers."""
+
+    @abstractmethod
+    def step(self, number: int) -> Metrics:
+        """Train on rollout (or batch) `number`, counted from 0."""
+
+    @abstractmethod
+    def evaluate(self) -> Evaluation | None:
+        """Evaluate the present weights, on a random stream of its own; None where the recipe has no evaluation."""
+
+    @abstractmethod
+    def evaluation_due(self, done: int) -> bool:
+        """Whether to evaluate after `done` steps (0: before training)."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs beside the step number."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+
+    @final
+    def fit(self) -> Path:
+        """Train to the end and return the run's folder. Started again, the same command continues where it was.
+
+        Raises Interrupted after a Ctrl-C or SIGTERM: the step under way is finished and saved first.
+        """
+        run = self._common.run
+        folder = RunFolder.open(run.output, run.name, config=dump(self._common), seed=run.seed)
+        store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
+        with _stop_requests() as stop, self._common.placement.slab() as slab:
+            self.setup(slab)
+            done = self._resume(store)
+            log = MetricsLog(folder.metrics)
+            log.truncate_after(done if store.latest() is not None else -1)
+            trackers = Trackers(
+                self._common.logging.trackers, folder.path, run.name, dump(self._common), resumed_at=done
+            )
+            progress = ProgressLine(run.steps)
+            try:
+                if done == 0:
+                    self._record(0, self._evaluated(0, folder), log, trackers, progress)
+                for number in range(done, run.steps):
+                    with self.timer("train"):
+                        metrics = values(self.step(number))
+                    metrics.update(self._evaluated(number + 1, folder))
+                    last = number + 1 == run.steps or stop.requested
+                    self._record(number + 1, metrics, log, trackers, progress)
+                    if last or (number + 1) % run.save_every == 0:
+                        self._save(store, number + 1, metrics)
+                    if stop.requested and number + 1 < run.steps:
+                        raise Interrupted(
+                            f"stopped after step {number + 1} of {run.steps}; the same command continues it"
+                        )
+            finally:
+                progress.close()
+                trackers.close()
+                write_report(folder.path)
+        return folder.path
+
+    def _resume(self, store: CheckpointStore) -> int:
+        checkpoint = store.latest()
+        if checkpoint is None:
+            return 0
+        self.load_state(store.load(checkpoint))
+        return checkpoint.step
+
+    def _save(self, store: CheckpointStore, step: int, metrics: dict[str, float]) -> None:
+        with self.timer("save"):
+            store.save(step, self.state(), score=metrics.get(self._common.run.best_metric))
+
+    def _evaluated(self, done: int, folder: RunFolder) -> dict[str, float]:
+        if not self.evaluation_due(done):
+            return {}
+        with self.timer("eval"):
+            evaluation = self.evaluate()
+        if evaluation is None:
+            return {}
+        evaluation.save_pictures(folder.samples, done)
+        return evaluation.metrics
+
+    def _record(
+        self, step: int, metrics: dict[str, float], log: MetricsLog, trackers: Trackers, progress: ProgressLine
+    ) -> None:
+        metrics = {**metrics, **self.timer.lap()}
+        log.append(step, metrics)
+        trackers.log(metrics, step)
+        progress.update(step, metrics, self.timer.left(self._common.run.steps - step))
+
+
+class _StopRequests:
+    requested = False
+
+
+@contextmanager
+def _stop_requests() -> Iterator[_StopRequests]:
+    """Ctrl-C and SIGTERM ask for a stop after the present step; a second Ctrl-C stops at once."""
+    stop = _StopRequests()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        stop.requested = True
+        sys.stderr.write("\nstopping after this step; press Ctrl-C again to stop at once\n")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

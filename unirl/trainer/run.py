@@ -1,0 +1,47 @@
+"""Settings that every trainer shares."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from unirl.observability.trackers import choose_trackers
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """name, output: the run's folder is `output/name`
+    steps:        rollouts (or batches) to train on
+    seed:         key of all noise, data order and initial adapters; a recipe's null is drawn and written down
+    save_every:   steps between checkpoints; the last step is always saved
+    keep_last:    newest checkpoints to keep; keep_best: best ones by `best_metric` to keep beside them
+    best_metric:  a figure of the evaluation, higher is better
+    """
+
+    name: str
+    steps: int
+    seed: int
+    output: Path = Path("runs")
+    save_every: int = 50
+    keep_last: int = 2
+    keep_best: int = 0
+    best_metric: str = "eval/reward"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "save_every", "keep_last"):
+            if self.__dict__[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
+        if self.keep_best < 0:
+            raise ValueError(f"keep_best must not be negative, got {self.keep_best}")
+        if not self.name or self.name != Path(self.name).name:
+            raise ValueError(f"name must be a plain folder name, got {self.name!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggingConfig:
+    """trackers: names (tensorboard, wandb, trackio, mlflow); None takes TensorBoard where it is installed."""
+
+    trackers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        choose_trackers(self.trackers)

@@ -1,0 +1,108 @@
+"""SFTTrainer: records -> a supervised Part -> loss, step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+
+from unirl.algorithms.base import Progress
+from unirl.algorithms.flow_sft import FlowSFT
+from unirl.data.records import RecordSampler, RecordSource
+from unirl.distributed.group.placement import Slab
+from unirl.models.base import DiffusionFamily
+from unirl.reward.service import RewardConfig, RewardService
+from unirl.rollout.supervised import SupervisedEncoder
+from unirl.rollout.trainside import Trainside, TrainsideEngine
+from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.stack.base import TrainStack
+from unirl.trainer.base import CommonConfig, Trainer
+from unirl.trainer.diffusion import TrainConfig
+from unirl.trainer.evaluation import EvalConfig, Evaluation, judge
+from unirl.types.metric import Metrics
+from unirl.types.sampling import DiffusionSamplingParams
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTDataConfig:
+    """records; batch_size: records a step; caption_dropout: share of captions replaced by the empty prompt."""
+
+    records: RecordSource
+    batch_size: int
+    caption_dropout: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTEvalConfig(EvalConfig):
+    """Evaluation by sampling. reward: the scorers whose weighted sum is `eval/reward`."""
+
+    reward: RewardConfig = dataclasses.field(kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTConfig(CommonConfig):
+    """Supervised fine-tuning of a flow model. sampling is used by the evaluation alone."""
+
+    model: DiffusionFamily
+    data: SFTDataConfig
+    algorithm: FlowSFT
+    train: TrainConfig
+    sampling: DiffusionSamplingParams | None = None
+    eval: SFTEvalConfig | None = None
+    domain: Literal["sft"] = "sft"
+
+    def __post_init__(self) -> None:
+        self.train.geometry.check(self.data.batch_size)
+        if self.train.geometry.num_updates_per_batch != 1:
+            raise ValueError("SFT takes one optimizer step a batch: leave train.geometry.num_updates_per_batch at 1")
+        if self.eval is not None:
+            if self.sampling is None:
+                raise ValueError("eval samples pictures: set sampling")
+            self.eval.judges(self.eval.reward)
+
+
+class SFTTrainer(Trainer):
+    """Regression on given pictures, with the same stage, stack and checkpoints as RL."""
+
+    def __init__(self, config: SFTConfig) -> None:
+        super().__init__(config)
+        self.config = config
+
+    def setup(self, slab: Slab) -> None:
+        config, data = self.config, self.config.data
+        self.records = RecordSampler(data.records.load(), data.batch_size, config.run.seed, data.caption_dropout)
+        self.backend = slab.spawn(
+            FSDPBackend,
+            config.model,
+            config.train.backend,
+            device=torch.device(config.placement.device_type()),
+            seed=config.run.seed,
+            total_steps=config.run.steps,
+            with_reference=False,
+        )
+        self.encoder = slab.spawn(SupervisedEncoder, self.backend)
+        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
+        if config.eval is not None:
+            weights = "live" if config.train.backend.ema is None else "ema"
+            self.sampler = slab.spawn(TrainsideEngine, self.backend, Trainside(weights=weights))
+            self.judges = slab.spawn(RewardService, config.eval.judges(config.eval.reward))
+
+    def step(self, number: int) -> Metrics:
+        part = self.encoder.encode(self.records.draw(number))
+        return self.stack.train(part, Progress(number, self.config.run.steps))
+
+    def evaluation_due(self, done: int) -> bool:
+        return self.config.eval is not None and self.config.eval.due(done, self.config.run.steps)
+
+    def evaluate(self) -> Evaluation | None:
+        if self.config.eval is None or self.config.sampling is None:
+            return None
+        sample = self.sampler.generate(self.config.eval.request(self.config.sampling))
+        return judge(sample, self.judges, self.config.eval)
+
+    def state(self) -> dict[str, Any]:
+        return {"backend": self.backend.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.backend.load_state(state["backend"])
