@@ -99,6 +99,8 @@ class DiffusionStage:
         unconditional: the velocity of that branch, where it is known already
         Returns the velocity, and that of the unconditional branch where there is guidance.
         """
+        # Latents stored in half precision, and therefore walked in it, would not fit a float32 model.
+        latents = latents.float()
         with torch.autocast(latents.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             if conditions.negative is None:
                 return self._branch(latents, step, conditions.positive), None
