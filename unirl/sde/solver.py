@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -19,6 +19,7 @@ class History:
     sigma: torch.Tensor
 
 
+@runtime_checkable
 class Stepper(Protocol):
     """One deterministic step of rows `(B, ...)`: the next latent, and what the step after it must remember."""
 

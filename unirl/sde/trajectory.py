@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -19,6 +19,7 @@ from unirl.sde.strategy import SDEStrategy
 from unirl.types.segment import LatentSegment
 
 
+@runtime_checkable
 class Predict(Protocol):
     """The model of a walk."""
 
