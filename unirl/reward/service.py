@@ -14,6 +14,8 @@ import numbers
 
 import torch
 
+from unirl.distributed.group.dispatch import Dispatch
+from unirl.distributed.group.remote import Remote, remote
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
 from unirl.types.media import to_uint8
 from unirl.types.reward import Scores
@@ -66,12 +68,13 @@ class RewardConfig:
         return {name: weighted.weight if weighted.counts else 0.0 for name, weighted in self.scorers.items()}
 
 
-class RewardService:
+class RewardService(Remote):
     """Scores the frontier of a Sample."""
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
 
+    @remote(Dispatch.DP_SCATTER)
     def score(self, sample: Sample) -> Scores:
         """Scores of the N frontier rows: components unweighted, total their weighted sum.
 

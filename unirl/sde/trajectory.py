@@ -7,7 +7,8 @@ naming the sample that each row belongs to (for its conditions). Sampling and re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -17,7 +18,12 @@ from unirl.sde.steps import Schedule, Step
 from unirl.sde.strategy import SDEStrategy
 from unirl.types.segment import LatentSegment
 
-Predict = Callable[[torch.Tensor, Step, torch.Tensor], torch.Tensor]
+
+@runtime_checkable
+class Predict(Protocol):
+    """The model of a walk."""
+
+    def __call__(self, latents: torch.Tensor, step: Step, rows: torch.Tensor, /) -> torch.Tensor: ...
 
 
 def sample_trajectory(  # noqa: PLR0913 - a bundle of these would be made at its only call and taken apart here

@@ -59,14 +59,22 @@ def restored(run: Path, step: int | None) -> Iterator[Restored]:
         yield Restored(config, slab, backend, _default_weights(config))
 
 
-def export_run(run: Path, folder: Path, *, step: int | None = None, weights: Literal["live", "ema"] | None = None) -> None:
+def export_run(
+    run: Path, folder: Path, *, step: int | None = None, weights: Literal["live", "ema"] | None = None
+) -> None:
     """Write the weights of a run as what diffusers, or peft for an adapter, loads back."""
     with restored(run, step) as found:
         found.backend.export(folder, weights=_chosen(found, weights))
 
 
 def sample_run(
-    run: Path, prompts: list[str], per_prompt: int, *, seed: int, step: int | None = None, weights: Literal["live", "ema"] | None = None
+    run: Path,
+    prompts: list[str],
+    per_prompt: int,
+    *,
+    seed: int,
+    step: int | None = None,
+    weights: Literal["live", "ema"] | None = None,
 ) -> Media:
     """`per_prompt` samples of each prompt from the weights of a run, by the ODE of the run's own sampling."""
     with restored(run, step) as found:

@@ -71,7 +71,9 @@ class FirstFraction(StepRule):
     def indices(self, num_steps: int, rollout_id: int) -> tuple[int, ...]:
         count = int(self.fraction * num_steps)
         if count < 1:
-            raise ValueError(f"a fraction of {self.fraction} of {num_steps} steps is no whole step; NoSteps says so openly")
+            raise ValueError(
+                f"a fraction of {self.fraction} of {num_steps} steps is no whole step; NoSteps says so openly"
+            )
         return tuple(range(min(count, num_steps - 1)))
 
 

@@ -76,7 +76,10 @@ def test_an_environment_variable_is_read(write: Write, monkeypatch: pytest.Monke
     ("override", "told"),
     [
         ("run.name=${run.nmae}", "run.name: Interpolation key 'run.nmae' not found"),
-        ("run.name=${run.steps.deep}", "run.name: Error trying to access run.steps.deep: node `run.steps` is not a container"),
+        (
+            "run.name=${run.steps.deep}",
+            "run.name: Error trying to access run.steps.deep: node `run.steps` is not a container",
+        ),
         ("run.name=${run.name}", "run.name: Recursive interpolation detected"),
         ("run.steps=${sampling.steps}", "run.steps: Recursive interpolation detected"),
         ("run.name=${oc.env:UNIRL_NOT_SET}", "run.name: \"Environment variable 'UNIRL_NOT_SET' not found\""),
@@ -112,7 +115,15 @@ def test_overrides_add_and_remove_as_in_hydra_and_keep_types(write: Write) -> No
     }
     # a dotted key needs no plus: which keys there are is for strict loading to say
     values = ["x.a=1e-4", "x.b=true", "x.c=null", "x.d=[1,2]", "x.e={f:1}", "x.g='3'", "x.h=no"]
-    assert compose(recipe, values)["x"] == {"a": 1e-4, "b": True, "c": None, "d": [1, 2], "e": {"f": 1}, "g": "3", "h": "no"}
+    assert compose(recipe, values)["x"] == {
+        "a": 1e-4,
+        "b": True,
+        "c": None,
+        "d": [1, 2],
+        "e": {"f": 1},
+        "g": "3",
+        "h": "no",
+    }
 
 
 @pytest.mark.parametrize(
@@ -143,7 +154,9 @@ def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
 
 def test_a_file_may_refine_a_shipped_recipe_and_choose_among_the_groups(write: Write) -> None:
     shipped: Any = yaml.safe_load(composed_yaml("diffusion/sd3_flow_grpo"))
-    recipe = write("defaults:\n  - /diffusion/sd3_flow_grpo\n  - override /reward: pickscore\n  - _self_\nrun: {name: mine}\n")
+    recipe = write(
+        "defaults:\n  - /diffusion/sd3_flow_grpo\n  - override /reward: pickscore\n  - _self_\nrun: {name: mine}\n"
+    )
     mine: Any = yaml.safe_load(composed_yaml(recipe))
     assert mine["run"] == {**shipped["run"], "name": "mine"}
     assert list(mine["reward"]["scorers"]) == ["pickscore"]

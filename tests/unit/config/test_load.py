@@ -71,7 +71,13 @@ def test_a_section_may_be_a_dict_a_dictconfig_or_a_dataclass(section: str) -> No
     built: Any = WANTED
     for key in section.split("."):
         node = node[int(key)] if isinstance(node, list) else node[key]
-        built = built[int(key)] if isinstance(built, tuple) else built[key] if isinstance(built, dict) else getattr(built, key)
+        built = (
+            built[int(key)]
+            if isinstance(built, tuple)
+            else built[key]
+            if isinstance(built, dict)
+            else getattr(built, key)
+        )
     assert load(Config, changed(section, OmegaConf.create(node))) == WANTED
     assert load(Config, changed(section, built)) == WANTED
 
@@ -202,7 +208,10 @@ def test_a_refusal_of_post_init_carries_the_path_of_its_section() -> None:
     ("target", "told"),
     [
         (f"{HERE}.Widnow", f"module {HERE} has no class 'Widnow'; did you mean Window"),
-        (f"{HERE[:-9]}.setting.Window", "package tests.unit.config has no module 'setting'; did you mean settings? known: "),
+        (
+            f"{HERE[:-9]}.setting.Window",
+            "package tests.unit.config has no module 'setting'; did you mean settings? known: ",
+        ),
         (f"{HERE}.Window.size", f"package {HERE} has no module 'Window'; known: none"),
         ("not_installed_here.Window", "there is no module 'not_installed_here'"),
         (f"{HERE}.Lora", f"{HERE}.Lora is not a Rule; name a subclass of {HERE}.Rule"),
@@ -292,7 +301,9 @@ RULES: st.SearchStrategy[Rule] = st.one_of(
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 CONFIGS = st.builds(
     Config,
-    run=st.builds(Run, name=st.text().filter(lambda t: t != "???"), steps=st.integers(), seed=st.none() | st.integers()),
+    run=st.builds(
+        Run, name=st.text().filter(lambda t: t != "???"), steps=st.integers(), seed=st.none() | st.integers()
+    ),
     optimizer=st.builds(
         Optimizer,
         lr=st.floats(1e-300, 1e300),
@@ -315,7 +326,9 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 TREES = st.recursive(LEAVES, lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=3), x, max_size=2))
 
 
-@pytest.mark.parametrize("path", ["run", "run.seed", "optimizer.lora.targets", "rule._target_", "scorers", "rules.0", "warmup"])
+@pytest.mark.parametrize(
+    "path", ["run", "run.seed", "optimizer.lora.targets", "rule._target_", "scorers", "rules.0", "warmup"]
+)
 @given(value=TREES)
 def test_whatever_stands_in_a_recipe_loads_or_is_a_config_error(path: str, value: Any) -> None:
     try:

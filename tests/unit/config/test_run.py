@@ -30,7 +30,9 @@ def test_a_recipe_loads_into_the_class_of_its_domain(recipe: str) -> None:
 def test_settings_that_the_recipe_does_not_mention_can_be_overridden_and_misspelt_ones_not(recipe: str) -> None:
     assert load_recipe(recipe, ["run.resume=true"]).run.resume is True
     for override in ("run.resumes=true", "+run.resumes=true", "++run.resumes=true"):
-        with pytest.raises(ConfigError, match=r"^run\.resumes: unknown key of Run \(got True \(bool\)\); did you mean resume\?"):
+        with pytest.raises(
+            ConfigError, match=r"^run\.resumes: unknown key of Run \(got True \(bool\)\); did you mean resume\?"
+        ):
             load_recipe(recipe, [override])
 
 
@@ -60,7 +62,9 @@ def test_a_recipe_must_say_its_domain(recipe: str, override: str, told: str) -> 
 def test_a_command_line_with_a_mistake_ends_with_code_2_and_names_it(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unirl.config.run.defer_heavy_imports", lambda: None)  # it would change the process of all tests
+    monkeypatch.setattr(
+        "unirl.config.run.defer_heavy_imports", lambda: None
+    )  # it would change the process of all tests
     monkeypatch.setattr("unirl.config.run.set_environment", lambda: None)
     with pytest.raises(SystemExit) as ended:
         load_run("tiny", [recipe, "run.steps=many", "rule.moves=1"])
