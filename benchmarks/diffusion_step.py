@@ -34,7 +34,9 @@ from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.steps import ListedSteps
 
-SIDE = 32  # pixels: the tiny autoencoder halves them, so the latents are those of 128 pixels under the usual factor of 8
+SIDE = (
+    32  # pixels: the tiny autoencoder halves them, so the latents are those of 128 pixels under the usual factor of 8
+)
 TEXT = 32  # T5 tokens; CLIP adds 77
 
 
@@ -130,9 +132,7 @@ class Bare:
 
     def step(self) -> None:
         """The whole step, the decoding of pictures included."""
-        latents = bare_step(
-            self._transformer, self._optimizer, self._embeddings, self._sigmas, self._shape, self._work
-        )
+        latents = bare_step(self._transformer, self._optimizer, self._embeddings, self._sigmas, self._shape, self._work)
         with torch.no_grad():
             self._decode(latents)
 
