@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_file_that_is_no_module_is_package_data() -> None:
+def test_every_file_but_modules_and_notes_is_package_data() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     globs = project["tool"]["setuptools"]["package-data"]["unirl"]
     packed = {found.relative_to(ROOT).as_posix() for glob in globs for found in (ROOT / "unirl").glob(glob)}
@@ -17,7 +17,7 @@ def test_every_file_that_is_no_module_is_package_data() -> None:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "unirl"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.splitlines()  # fmt: skip
-    data = {path for path in tracked if PurePosixPath(path).suffix != ".py" and (ROOT / path).is_file()}
+    data = {path for path in tracked if PurePosixPath(path).suffix not in (".py", ".md") and (ROOT / path).is_file()}
     assert data - packed == set()
 
 
