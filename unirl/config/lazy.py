@@ -20,6 +20,7 @@ HEAVY = (
     "accelerate",
     "safetensors",
     "huggingface_hub",
+    "jaxtyping",
     "numpy",
     "scipy",
     "sklearn",
@@ -28,7 +29,9 @@ HEAVY = (
 )
 
 # What `import x` asks of a module that is in sys.modules, `isinstance` of any object, and `inspect` of all modules there are.
-_QUIET = frozenset({"__spec__", "__class__", "__name__", "__file__", "__loader__", "__package__", "__warningregistry__"})
+_QUIET = frozenset(
+    {"__spec__", "__class__", "__name__", "__file__", "__loader__", "__package__", "__warningregistry__"}
+)
 
 
 def defer_heavy_imports() -> None:
