@@ -67,22 +67,32 @@ DEFER = "from unirl.config.lazy import defer_heavy_imports\ndefer_heavy_imports(
 
 
 def test_a_deferred_package_runs_when_an_attribute_is_asked_for(fakes: Path) -> None:
-    told = run(DEFER + "import peft\nimport peft as again\nprint('imported')\nprint(peft.VERSION, peft is again)", fakes)
+    told = run(
+        DEFER + "import peft\nimport peft as again\nprint('imported')\nprint(peft.VERSION, peft is again)", fakes
+    )
     assert told.split("\n") == ["imported", "peft runs", "tuners runs", "1 True"]
 
 
 def test_importing_a_submodule_runs_package_and_submodule_once(fakes: Path) -> None:
-    told = run(DEFER + "import peft\nprint('imported')\nfrom peft.tuners import Lora\nprint(Lora is peft.tuners.Lora)", fakes)
+    told = run(
+        DEFER + "import peft\nprint('imported')\nfrom peft.tuners import Lora\nprint(Lora is peft.tuners.Lora)", fakes
+    )
     assert told.split("\n") == ["imported", "peft runs", "tuners runs", "True"]
 
 
 def test_a_package_that_puts_another_object_in_its_place_is_followed(fakes: Path) -> None:
-    told = run(DEFER + "import accelerate as held\nfrom accelerate import late\nimport accelerate\nprint(late, held.late)", fakes)
+    told = run(
+        DEFER + "import accelerate as held\nfrom accelerate import late\nimport accelerate\nprint(late, held.late)",
+        fakes,
+    )
     assert told.split("\n") == ["accelerate runs", "5 5"]
 
 
 def test_looking_over_all_modules_loads_none(fakes: Path) -> None:
-    told = run(DEFER + "import inspect\ninspect.getmodule(inspect.currentframe())\nimport peft\nprint(isinstance(peft, int))", fakes)
+    told = run(
+        DEFER + "import inspect\ninspect.getmodule(inspect.currentframe())\nimport peft\nprint(isinstance(peft, int))",
+        fakes,
+    )
     assert told == "False"
 
 

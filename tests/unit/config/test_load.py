@@ -60,6 +60,11 @@ def test_what_is_left_out_takes_the_default() -> None:
     assert loaded.run.seed is None
 
 
+def test_a_path_may_start_at_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somebody")
+    assert load(Config, changed("run.output", "~/runs")).run.output == Path("/somebody/runs")
+
+
 def test_null_turns_an_optional_section_off_and_an_empty_one_takes_defaults() -> None:
     assert load(Config, changed("optimizer.lora", None)).optimizer.lora is None
     assert load(Config, changed("optimizer.lora", {})).optimizer.lora == Lora()
@@ -71,7 +76,13 @@ def test_a_section_may_be_a_dict_a_dictconfig_or_a_dataclass(section: str) -> No
     built: Any = WANTED
     for key in section.split("."):
         node = node[int(key)] if isinstance(node, list) else node[key]
-        built = built[int(key)] if isinstance(built, tuple) else built[key] if isinstance(built, dict) else getattr(built, key)
+        built = (
+            built[int(key)]
+            if isinstance(built, tuple)
+            else built[key]
+            if isinstance(built, dict)
+            else getattr(built, key)
+        )
     assert load(Config, changed(section, OmegaConf.create(node))) == WANTED
     assert load(Config, changed(section, built)) == WANTED
 
@@ -202,7 +213,10 @@ def test_a_refusal_of_post_init_carries_the_path_of_its_section() -> None:
     ("target", "told"),
     [
         (f"{HERE}.Widnow", f"module {HERE} has no class 'Widnow'; did you mean Window"),
-        (f"{HERE[:-9]}.setting.Window", "package tests.unit.config has no module 'setting'; did you mean settings? known: "),
+        (
+            f"{HERE[:-9]}.setting.Window",
+            "package tests.unit.config has no module 'setting'; did you mean settings? known: ",
+        ),
         (f"{HERE}.Window.size", f"package {HERE} has no module 'Window'; known: none"),
         ("not_installed_here.Window", "there is no module 'not_installed_here'"),
         (f"{HERE}.Lora", f"{HERE}.Lora is not a Rule; name a subclass of {HERE}.Rule"),
@@ -262,7 +276,7 @@ def test_keys_must_be_text() -> None:
 
 def test_a_field_type_outside_the_list_is_our_mistake() -> None:
     fields = dataclasses.make_dataclass("Wrong", [("items", list[int])])
-    with pytest.raises(AssertionError, match="items: field type"):
+    with pytest.raises(AssertionError, match="items: a setting cannot be of type"):
         load(fields, {"items": [1]})
 
 
@@ -292,7 +306,9 @@ RULES: st.SearchStrategy[Rule] = st.one_of(
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 CONFIGS = st.builds(
     Config,
-    run=st.builds(Run, name=st.text().filter(lambda t: t != "???"), steps=st.integers(), seed=st.none() | st.integers()),
+    run=st.builds(
+        Run, name=st.text().filter(lambda t: t != "???"), steps=st.integers(), seed=st.none() | st.integers()
+    ),
     optimizer=st.builds(
         Optimizer,
         lr=st.floats(1e-300, 1e300),
@@ -315,14 +331,17 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 TREES = st.recursive(LEAVES, lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=3), x, max_size=2))
 
 
-@pytest.mark.parametrize("path", ["run", "run.seed", "optimizer.lora.targets", "rule._target_", "scorers", "rules.0", "warmup"])
+@pytest.mark.parametrize(
+    "path", ["run", "run.seed", "optimizer.lora.targets", "rule._target_", "scorers", "rules.0", "warmup"]
+)
 @given(value=TREES)
 def test_whatever_stands_in_a_recipe_loads_or_is_a_config_error(path: str, value: Any) -> None:
+    found: tuple[str, ...] = ()
     try:
         load(Config, changed(path, value))
     except ConfigError as error:
-        assert error.problems
-        assert all(problem.startswith(path.partition(".")[0]) for problem in error.problems)
+        found = error.problems
+    assert all(problem.startswith(path.partition(".")[0]) for problem in found)
 
 
 def test_an_error_survives_the_way_between_processes() -> None:
