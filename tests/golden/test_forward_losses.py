@@ -10,7 +10,7 @@ import torch
 
 from tests.golden.golden import Case, assert_covered, load
 from tests.golden.recorded import recorded, replayed
-from unirl.algorithms.losses import flow_matching, negative_aware_loss, optimality, step_kl
+from unirl.algorithms.losses import denoising_error, flow_matching, implied_velocities, optimality, step_kl
 from unirl.sde.schedule import shift_sigmas
 from unirl.sde.strategy import gaussian_kl, per_row, row_mean
 from unirl.types.advantages import group_relative
@@ -53,16 +53,13 @@ def policy_loss(
     x_0 = case.input("x0")
     sigma = case.input("t") if sigma is None else sigma
     level = per_row(sigma, x_0)
-    return negative_aware_loss(
-        velocity=velocity,
-        old_velocity=case.input("v_old") if old_velocity is None else old_velocity,
-        x_t=(1 - level) * x_0 + level * case.input("eps"),
-        x_0=x_0,
-        sigma=sigma,
-        quality=quality,
-        beta=beta,
-        adaptive_weight=adaptive_weight,
+    x_t = (1 - level) * x_0 + level * case.input("eps")
+    old_velocity = case.input("v_old") if old_velocity is None else old_velocity
+    positive, negative = (
+        denoising_error(implied, x_t, x_0, sigma, adaptive_weight=adaptive_weight)
+        for implied in implied_velocities(velocity, old_velocity, beta)
     )
+    return quality * positive + (1 - quality) * negative
 
 
 # DiffusionNFT

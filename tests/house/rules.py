@@ -15,9 +15,14 @@ HOSTS = {"arxiv.org", "github.com", "www.apache.org", "www.w3.org", "localhost",
 # "path" or "path:function" -> why it may be longer than the limit.
 LONG: dict[str, str] = {}
 
+# Modules of nn.Module classes load torch, and are imported by the function that builds them.
+LOADS_TORCH = "_modules.py"
+
 _HOST = re.compile(r"https?://([\w.-]+)")
 _MACHINE_PATH = re.compile(r"(?<![\w.}</-])/(?:work|root|home)\b")
 _NOQA = re.compile(r"#\s*noqa(?!: [A-Z0-9, ]+ - \w)")
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 Breach = tuple[int, str]
 
@@ -49,11 +54,9 @@ def _of_python(path: str, text: str) -> Iterator[Breach]:
     for number, line in enumerate(lines, 1):
         if _NOQA.search(line):
             yield number, "noqa without rule and reason: `noqa: RULE - reason`"
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.List | ast.Dict | ast.Set):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and not target.id.strip("_").isupper() for target in targets):
-                yield node.lineno, "mutable state of a module (a constant is UPPER_CASE)"
+    yield from _module_state(tree)
+    if path.startswith("unirl/") and not path.endswith(LOADS_TORCH):
+        yield from _torch_at_import(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -63,6 +66,38 @@ def _of_python(path: str, text: str) -> Iterator[Breach]:
             yield node.lineno, "broad except that does not raise"
         elif isinstance(node, ast.Call) and (rule := _forbidden_call(path, node)):
             yield node.lineno, rule
+
+
+def _module_state(tree: ast.Module) -> Iterator[Breach]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.List | ast.Dict | ast.Set):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and not target.id.strip("_").isupper() for target in targets):
+                yield node.lineno, "mutable state of a module (a constant is UPPER_CASE)"
+
+
+def _torch_at_import(tree: ast.Module) -> Iterator[Breach]:
+    for node in _run_at_import(tree):
+        used: list[str] = []
+        if isinstance(node, ast.Name):
+            used = [f"{node.id}."]
+        elif isinstance(node, ast.ImportFrom):
+            used = [f"{node.module}."]
+        elif isinstance(node, ast.Import):
+            used = [alias.name for alias in node.names]
+        if any(name.startswith("torch.") for name in used):
+            yield node.lineno, "torch is used at import: `unirl check` would load it"
+
+
+def _run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: no function bodies, and no annotations (they are strings)."""
+    for name, field in ast.iter_fields(node):
+        if name == "annotation" or name == "returns" or (name == "body" and isinstance(node, _FUNCTIONS)):
+            continue
+        for child in field if isinstance(field, list) else [field]:
+            if isinstance(child, ast.AST):
+                yield child
+                yield from _run_at_import(child)
 
 
 def _is_broad(handler: ast.ExceptHandler) -> bool:

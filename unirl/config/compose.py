@@ -31,8 +31,9 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The resolved plain data of a recipe: a shipped name such as `diffusion/digits`, or a path to a YAML file.
 
     A file's own folder is searched first, then the shipped recipes. `run.seed: null` becomes the seed of the run's
-    folder, or a drawn one, before anything is resolved, so `${run.seed}` follows it; 0 is a seed. Raises `ConfigError` for an unknown recipe or group
-    option, a malformed override, and an interpolation that is cyclic or names a missing key or environment variable.
+    folder, or a drawn one, before anything is resolved, so `${run.seed}` follows it; 0 is a seed. Raises `ConfigError`
+    for an unknown recipe or group option, a malformed override, and an interpolation that is cyclic or names a missing
+    key or environment variable.
     """
     with _errors_of(recipe):
         config = _composed(recipe, overrides)

@@ -92,23 +92,29 @@ class DiffusionStage:
         step: Step,
         conditions: Conditions,
         guidance: float,
+        *,
         unconditional: torch.Tensor | None = None,
+        rollout: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Guided velocity in float32, one row of `conditions` for each row of `latents` `(B, *latent)`.
 
         unconditional: the velocity of that branch, where it is known already
+        rollout:       nothing is trained, so that both branches share one forward whatever `guidance_gradient` is
         Returns the velocity, and that of the unconditional branch where there is guidance.
         """
+        # Latents stored in half precision, and therefore walked in it, would not fit a float32 model.
+        latents = latents.float()
         with torch.autocast(latents.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             if conditions.negative is None:
                 return self._branch(latents, step, conditions.positive), None
             if unconditional is not None:
                 conditional = self._branch(latents, step, conditions.positive)
-            elif self.guidance_gradient or not torch.is_grad_enabled():
+            elif self.guidance_gradient or rollout:
                 both = Embedding.concat([conditions.negative, conditions.positive])
                 velocity = self._branch(torch.cat([latents, latents]), step.repeat(2), both)
                 unconditional, conditional = velocity.chunk(2)
             else:
+                # Under no_grad as well: pi_old and the reference must share the forwards of pi, down to the low bits.
                 with torch.no_grad():
                     unconditional = self._branch(latents, step, conditions.negative)
                 conditional = self._branch(latents, step, conditions.positive)
@@ -125,14 +131,17 @@ class DiffusionStage:
     ) -> Predict:
         """The model as the loops see it. unconditional: where to put that branch's velocity, or what it is."""
         whole = torch.arange(len(conditions))
+        recorder = unconditional if isinstance(unconditional, _Recorder) else None
         known = unconditional if isinstance(unconditional, torch.Tensor) else None
 
         def model(latents: torch.Tensor, step: Step, rows: torch.Tensor) -> torch.Tensor:
             chosen = rows.cpu()
             own = conditions if torch.equal(chosen, whole) else conditions.select(chosen)
-            velocity, other = self.predict(latents, step, own, guidance, known)
-            if isinstance(unconditional, _Recorder) and other is not None:
-                unconditional.add(int(step.index[0]), other)
+            velocity, other = self.predict(
+                latents, step, own, guidance, unconditional=known, rollout=recorder is not None
+            )
+            if recorder is not None and other is not None:
+                recorder.add(int(step.index[0]), other)
             return velocity
 
         return model

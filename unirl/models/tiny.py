@@ -26,6 +26,8 @@ class TinySD3(DiffusionFamily):
     checkpoint: a folder that `save` wrote, whose shape must equal the settings; None draws weights from `init_seed`
     size:       pixels of a side; channels: 1 (grey) or 3
     vocabulary: the words a prompt may use, any other is an error
+    words:      the length to which every prompt is padded: the network attends to the padding, so that a length taken
+                from the batch would let the other prompts change a picture
     predicts:   what the network puts out: "x0" (the velocity is `(x - x0) / max(sigma, 0.05)`) or the "velocity"
     """
 
@@ -49,12 +51,15 @@ class TinySD3(DiffusionFamily):
     head_dim: int = 48
     embedding_dim: int = 64
     vocabulary: tuple[str, ...] = ("a", "handwritten", *_DIGITS)
+    words: int = 3
     predicts: Literal["x0", "velocity"] = "x0"
     init_seed: int = 0
 
     def __post_init__(self) -> None:
         if self.size % self.patch:
             raise ValueError(f"size {self.size} must be a multiple of patch {self.patch}")
+        if self.words < 1:
+            raise ValueError(f"words must be at least 1, got {self.words}")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 or 3, got {self.channels}")
         if self.predicts not in ("x0", "velocity"):
@@ -93,10 +98,7 @@ class TinySD3(DiffusionFamily):
         return sigma * 1000
 
     def encode(self, bundle: Bundle, prompts: list[str]) -> Embedding:
-        tokens = [self._tokens(prompt) for prompt in prompts]
-        longest = max(len(row) for row in tokens)
-        ids = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=bundle.device)
-        return Embedding(tokens=ids)
+        return Embedding(tokens=torch.tensor([self._tokens(prompt) for prompt in prompts], device=bundle.device))
 
     def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
         output = bundle.transformer(latents, step.time, embedding.tokens)
@@ -124,12 +126,14 @@ class TinySD3(DiffusionFamily):
         (folder / "config.json").write_text(json.dumps(self._shape(), indent=2) + "\n")
 
     def _tokens(self, prompt: str) -> list[int]:
-        """Ids of the words; 0 is the padding, and the only token of an empty prompt."""
+        """Ids of the words; 0 is the padding."""
         words = prompt.split()
         unknown = [word for word in words if word not in self.vocabulary]
         if unknown:
             raise ValueError(f"prompt {prompt!r} uses {unknown}, this model knows the words {list(self.vocabulary)}")
-        return [self.vocabulary.index(word) + 1 for word in words] or [0]
+        if len(words) > self.words:
+            raise ValueError(f"prompt {prompt!r} has {len(words)} words, this model takes {self.words}")
+        return [self.vocabulary.index(word) + 1 for word in words] + [0] * (self.words - len(words))
 
     def _shape(self) -> dict[str, object]:
         return {
@@ -141,5 +145,6 @@ class TinySD3(DiffusionFamily):
             "head_dim": self.head_dim,
             "embedding_dim": self.embedding_dim,
             "vocabulary": list(self.vocabulary),
+            "words": self.words,
             "predicts": self.predicts,
         }

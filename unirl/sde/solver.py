@@ -1,9 +1,9 @@
-"""Deterministic steppers. A stepper is a function `(x, velocity, step, history) -> (x_next, history)`."""
+"""Deterministic steppers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -19,7 +19,13 @@ class History:
     sigma: torch.Tensor
 
 
-Stepper = Callable[[torch.Tensor, torch.Tensor, Step, History | None], tuple[torch.Tensor, History | None]]
+@runtime_checkable
+class Stepper(Protocol):
+    """One deterministic step of rows `(B, ...)`: the next latent, and what the step after it must remember."""
+
+    def __call__(
+        self, x: torch.Tensor, velocity: torch.Tensor, step: Step, history: History | None
+    ) -> tuple[torch.Tensor, History | None]: ...
 
 
 def euler(

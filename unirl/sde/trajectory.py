@@ -7,7 +7,8 @@ naming the sample that each row belongs to (for its conditions). Sampling and re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -17,7 +18,12 @@ from unirl.sde.steps import Schedule, Step
 from unirl.sde.strategy import SDEStrategy
 from unirl.types.segment import LatentSegment
 
-Predict = Callable[[torch.Tensor, Step, torch.Tensor], torch.Tensor]
+
+@runtime_checkable
+class Predict(Protocol):
+    """The model of a walk."""
+
+    def __call__(self, latents: torch.Tensor, step: Step, rows: torch.Tensor, /) -> torch.Tensor: ...
 
 
 def sample_trajectory(  # noqa: PLR0913 - a bundle of these would be made at its only call and taken apart here
@@ -90,6 +96,10 @@ def replay_trajectory(
     Rows are (sample, step) pairs, sample-major. The recorded schedule is used as it is.
     """
     device = segment.latents.device
+    steps = steps.to(segment.sde_indices.device)
+    if not torch.isin(steps, segment.sde_indices).all():
+        drawn = segment.sde_indices.tolist()
+        raise ValueError(f"steps {steps.tolist()} have no density: stochastic in the rollout were {drawn}")
     count, chosen = len(segment), len(steps)
     schedule = Schedule(segment.sigmas, segment.times)
     x, x_next = segment.at(steps).flatten(0, 1), segment.at(steps + 1).flatten(0, 1)

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, final
+from typing import Any, final
+
+import yaml
 
 from unirl.config.load import dump
 from unirl.distributed.group.placement import Placement, Slab
@@ -37,9 +39,6 @@ class CommonConfig:
     run: RunConfig
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
-
-
-Config = TypeVar("Config", bound=CommonConfig)
 
 
 class Trainer(ABC):
@@ -80,16 +79,15 @@ class Trainer(ABC):
         Raises Interrupted after a Ctrl-C or SIGTERM: the step under way is finished and saved first.
         """
         run = self._common.run
-        folder = RunFolder.open(run.output, run.name, config=dump(self._common), seed=run.seed)
+        folder, config = RunFolder(run.output, run.name), dump(self._common)
+        folder.open(yaml.safe_dump(config, sort_keys=False), command=sys.argv, seed=run.seed)
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
         with _stop_requests() as stop, self._common.placement.slab() as slab:
             self.setup(slab)
             done = self._resume(store)
             log = MetricsLog(folder.metrics)
             log.truncate_after(done if store.latest() is not None else -1)
-            trackers = Trackers(
-                self._common.logging.trackers, folder.path, run.name, dump(self._common), resumed_at=done
-            )
+            trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
             progress = ProgressLine(run.steps)
             try:
                 if done == 0:
@@ -103,9 +101,7 @@ class Trainer(ABC):
                     if last or (number + 1) % run.save_every == 0:
                         self._save(store, number + 1, metrics)
                     if stop.requested and number + 1 < run.steps:
-                        raise Interrupted(
-                            f"stopped after step {number + 1} of {run.steps}; the same command continues it"
-                        )
+                        raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
             finally:
                 progress.close()
                 trackers.close()
@@ -130,7 +126,7 @@ class Trainer(ABC):
             evaluation = self.evaluate()
         if evaluation is None:
             return {}
-        evaluation.save_pictures(folder.samples, done)
+        evaluation.save_pictures(folder, done)
         return evaluation.metrics
 
     def _record(

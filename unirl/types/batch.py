@@ -23,6 +23,7 @@ import torch
 
 _KIND = "rows"
 _LENGTHS = "lengths"
+_MASK = "mask"
 
 
 def dense(default: Any = dataclasses.MISSING) -> Any:
@@ -30,9 +31,13 @@ def dense(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={_KIND: "dense"})
 
 
-def padded(default: Any = dataclasses.MISSING) -> Any:
-    """A tensor `(N, L, ...)` whose L may differ between batches; joining pads with zeros (False) at the end."""
-    return dataclasses.field(default=default, metadata={_KIND: "padded"})
+def padded(default: Any = dataclasses.MISSING, *, mask: str) -> Any:
+    """A tensor `(N, L, ...)` whose L may differ between batches; joining pads with zeros (False) at the end.
+
+    `mask` names the padded field that says which positions are real (of the mask itself: its own name). Where that is
+    None, padding would pass for content, and batches of different L cannot be joined.
+    """
+    return dataclasses.field(default=default, metadata={_KIND: "padded", _MASK: mask})
 
 
 def packed(lengths: str, default: Any = dataclasses.MISSING) -> Any:
@@ -76,7 +81,10 @@ class Rows:
 
     def select(self, index: Sequence[int] | torch.Tensor) -> Self:
         """The rows at `index`, in that order; rows may repeat."""
-        rows = torch.as_tensor(index, dtype=torch.long)
+        rows = torch.as_tensor(index)
+        if rows.numel() and (rows.dtype == torch.bool or rows.is_floating_point()):
+            raise ValueError(f"select takes row numbers, got {rows.dtype}; of a mask take `mask.nonzero().flatten()`")
+        rows = rows.to(torch.long)
         if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
             raise ValueError(f"rows {rows.tolist()} are out of range for a batch of {len(self)}")
         return self._map(lambda name, value: self._select(name, value, rows))
@@ -95,8 +103,7 @@ class Rows:
             raise ValueError(f"cannot join zero batches of {cls.__name__}")
         if len(batches) == 1:
             return batches[0]
-        fields = dataclasses.fields(cls)
-        return cls(**{field.name: _concat(cls, field, [b.__dict__[field.name] for b in batches]) for field in fields})
+        return cls(**{field.name: _concat(cls, field, batches) for field in dataclasses.fields(cls)})
 
     def to(self, device: torch.device | str) -> Self:
         """Every tensor on `device`."""
@@ -152,8 +159,9 @@ class Rows:
         return value[rows.to(value.device)]
 
 
-def _concat(owner: type, field: dataclasses.Field[Any], values: list[Any]) -> Any:
+def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows]) -> Any:
     kind, label = field.metadata[_KIND], f"{owner.__name__}.{field.name}"
+    values = [batch.__dict__[field.name] for batch in batches]
     absent = [value is None for value in values]
     if all(absent):
         return None
@@ -175,6 +183,12 @@ def _concat(owner: type, field: dataclasses.Field[Any], values: list[Any]) -> An
             raise ValueError(f"{label}: keys differ between the batches to join: {[sorted(v) for v in values]}")
         return {key: torch.cat([value[key] for value in values]) for key in values[0]}
     if kind == "padded":
+        lengths, mask = {value.shape[1] for value in values}, field.metadata[_MASK]
+        if len(lengths) > 1 and batches[0].__dict__[mask] is None:
+            raise ValueError(
+                f"{label}: lengths {sorted(lengths)} cannot be joined without {mask!r}, their padding would pass for "
+                "content; encode to one length"
+            )
         values = pad_to_longest(values)
     return torch.cat(values)
 

@@ -18,9 +18,14 @@ class Embedding(Rows):
     mask:   `(N, L)` bool, True where a token is real; None where the model attends to all of them
     """
 
-    tokens: torch.Tensor = padded()
+    tokens: torch.Tensor = padded(mask="mask")
     pooled: torch.Tensor | None = dense(None)
-    mask: torch.Tensor | None = padded(None)
+    mask: torch.Tensor | None = padded(None, mask="mask")
+
+    def __post_init__(self) -> None:
+        Rows.__post_init__(self)
+        if self.mask is not None and self.mask.shape[1] != self.tokens.shape[1]:
+            raise ValueError(f"a mask of {self.mask.shape[1]} positions does not fit {self.tokens.shape[1]} tokens")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

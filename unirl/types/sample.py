@@ -151,7 +151,7 @@ class Sample:
         if not self.parts:
             raise ValueError("a Sample needs at least one Part")
         for level, part in enumerate(self.parts):
-            if depth(part.ids[0]) != level:
+            if part.ids and depth(part.ids[0]) != level:
                 raise ValueError(f"part {level} of a Sample has ids of depth {depth(part.ids[0])}: {part.ids[0]!r}")
             if level:
                 self._check_parents(self.parts[level - 1], part)
@@ -160,8 +160,12 @@ class Sample:
     def _check_parents(parents: Part, children: Part) -> None:
         order = [parent_id(child) for child in children.ids]
         first_seen = list(dict.fromkeys(order))
+        present = set(first_seen)
+        missing = present.difference(parents.ids)
+        if missing:
+            raise ValueError(f"parents {sorted(missing)} are not in the Part above")
         runs = sum(1 for i, parent in enumerate(order) if i == 0 or order[i - 1] != parent)
-        if runs != len(first_seen) or first_seen != [p for p in parents.ids if p in set(first_seen)]:
+        if runs != len(first_seen) or first_seen != [p for p in parents.ids if p in present]:
             raise ValueError("siblings must stand next to each other, in the order of their parents")
 
     @property
@@ -186,6 +190,8 @@ class Sample:
 
     def parent_rows(self) -> torch.Tensor:
         """For each frontier row, the row of its parent in the Part above: `(N,)` int64."""
+        if len(self.parts) < 2:
+            raise ValueError("the frontier of this Sample are its roots, which have no parents")
         row_of = {sample_id: row for row, sample_id in enumerate(self.parts[-2].ids)}
         return torch.tensor([row_of[parent_id(sample_id)] for sample_id in self.frontier.ids], dtype=torch.long)
 
@@ -219,5 +225,7 @@ class Sample:
     @classmethod
     def concat(cls, samples: list[Self]) -> Self:
         """Join Samples of the same depth."""
+        if len({len(sample.parts) for sample in samples}) > 1:
+            raise ValueError(f"cannot join Samples of {[len(sample.parts) for sample in samples]} Parts")
         levels = zip(*(sample.parts for sample in samples), strict=True)
         return cls(tuple(Part.concat(list(parts)) for parts in levels))

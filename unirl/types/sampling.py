@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from unirl.types.steps import AllSteps, StepRule
+from unirl.types.steps import AllSteps, NoSteps, StepRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,5 +62,5 @@ class DiffusionSamplingParams:
         return chosen if self.noise_level > 0 else ()
 
     def deterministic(self) -> DiffusionSamplingParams:
-        """The same sampling as an ODE, for evaluation."""
-        return dataclasses.replace(self, noise_level=0.0)
+        """The same sampling as an ODE, for evaluation; it may then take fewer steps than the step rule would fit."""
+        return dataclasses.replace(self, noise_level=0.0, sde=NoSteps())

@@ -13,5 +13,8 @@ def derive_seed(*key: int | str) -> int:
 
 
 def generator(*key: int | str) -> torch.Generator:
-    """A CPU generator of its own for `key`."""
+    """A CPU generator of its own for `key`.
+
+    torch's CPU engine keeps the low 32 bits of a seed: of 2000 samples, two share their noise with probability 5e-4.
+    """
     return torch.Generator("cpu").manual_seed(derive_seed(*key))

@@ -45,6 +45,8 @@ class LatentSegment(Rows):
         recorded, chosen = self.positions.tolist(), self.sde_indices.tolist()
         if recorded != sorted(set(recorded)) or chosen != sorted(set(chosen)):
             raise ValueError(f"positions {recorded} and SDE steps {chosen} must be sorted and distinct")
+        if recorded and not 0 <= recorded[0] <= recorded[-1] <= steps:
+            raise ValueError(f"positions {recorded} are outside 0..{steps} of a schedule of {steps} steps")
         if chosen and not 0 <= chosen[0] <= chosen[-1] < steps - 1:
             raise ValueError(f"SDE steps {chosen} are outside 0..{steps - 2} of a schedule of {steps} steps")
         missing = {end for step in chosen for end in (step, step + 1)} - set(recorded)
@@ -58,6 +60,7 @@ class LatentSegment(Rows):
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """The latents at `positions` `(S,)`, which must be recorded: `(N, S, *latent)`."""
+        positions = positions.to(self.positions.device)
         column = torch.searchsorted(self.positions, positions)
         if not torch.equal(self.positions[column.clamp(max=len(self.positions) - 1)], positions):
             raise ValueError(f"positions {positions.tolist()} are not all recorded: {self.positions.tolist()}")

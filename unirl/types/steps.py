@@ -69,7 +69,12 @@ class FirstFraction(StepRule):
             raise ValueError(f"fraction must be in (0, 1], got {self.fraction}")
 
     def indices(self, num_steps: int, rollout_id: int) -> tuple[int, ...]:
-        return tuple(range(min(int(self.fraction * num_steps), num_steps - 1)))
+        count = int(self.fraction * num_steps)
+        if count < 1:
+            raise ValueError(
+                f"a fraction of {self.fraction} of {num_steps} steps is no whole step; NoSteps says so openly"
+            )
+        return tuple(range(min(count, num_steps - 1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +123,11 @@ class WindowSteps(StepRule):
             raise ValueError(
                 f"a window must stay at least 1 rollout, got rollouts_per_window={self.rollouts_per_window}, "
                 f"min_rollouts={self.min_rollouts}"
+            )
+        if self.move == "decay" and self.min_rollouts > self.rollouts_per_window:
+            raise ValueError(
+                f"min_rollouts must not exceed the longest stay, got min_rollouts={self.min_rollouts}, "
+                f"rollouts_per_window={self.rollouts_per_window}"
             )
         if self.start < 0:
             raise ValueError(f"start must not be negative, got {self.start}")

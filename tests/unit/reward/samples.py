@@ -1,0 +1,54 @@
+"""Samples and scorers for the tests of the reward side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from unirl.reward.scorer import Scorer, ScorerInput
+from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
+from unirl.types.media import Media
+from unirl.types.sample import Part, Sample
+from unirl.types.sample_id import root_id
+from unirl.types.sampling import DiffusionSamplingParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule(Scorer):
+    """One function of one sample, over a batch."""
+
+    rule: Callable[[ScorerInput], Any]
+
+    def score(self, samples: list[ScorerInput]) -> list[float]:
+        return [self.rule(sample) for sample in samples]
+
+
+def level_of(sample: ScorerInput) -> float:
+    """The grey level of the first pixel: what `generated` puts there is the row."""
+    return float(sample.picture[0, 0, 0])
+
+
+def generated(prompts: list[str], branch: int = 1, metadata: list[dict[str, Any]] | None = None) -> Sample:
+    """A filled Sample whose picture of row i is uniformly i / 255."""
+    roots = Part(
+        ids=[root_id(0, row) for row in range(len(prompts))],
+        metadata=metadata or [{} for _ in prompts],
+        media=Media(texts=prompts),
+    )
+    request = Sample((roots,)).fork(branch, DiffusionSamplingParams(steps=2, height=4, width=4))
+    levels = torch.arange(len(request.frontier)) / 255
+    media = Media(images=levels.reshape(-1, 1, 1, 1).expand(-1, 3, 4, 4).contiguous())
+    return request.with_frontier(request.frontier.fill(media=media, segment=None, conditions=None, version=0))
+
+
+def service(max_invalid: float = 0.0, **scorers: Scorer | WeightedScorer) -> RewardService:
+    weighted = {name: s if isinstance(s, WeightedScorer) else WeightedScorer(s) for name, s in scorers.items()}
+    return RewardService(RewardConfig(weighted, max_invalid=max_invalid))
+
+
+def entry(image: np.ndarray | None = None, prompt: str = "", **metadata: Any) -> ScorerInput:
+    return ScorerInput(id="r0.p0/0", prompt=prompt, image=image, metadata=metadata)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import unirl.reward.scorers
+
+HEAVY = ("torch", "sklearn", "scipy", "PIL", "rapidocr", "onnxruntime", "cv2", "transformers", "diffusers")
+
+
+def test_importing_every_scorer_loads_no_heavy_library():
+    modules = [f"unirl.reward.scorers.{found.name}" for found in pkgutil.iter_modules(unirl.reward.scorers.__path__)]
+    assert len(modules) >= 5
+    program = f"import sys, {', '.join(modules)}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_constructing_every_scorer_loads_no_heavy_library():
+    program = (
+        "import sys\n"
+        "from unirl.reward.scorers import digits, jpeg, ocr, shapes\n"
+        "made = [digits.DigitJudge(), digits.DigitDiversity(), jpeg.JpegCompressibility(), "
+        "ocr.OcrEditSimilarity(), shapes.ColourShape()]\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,188 @@
+"""Stable Diffusion 3 and 3.5 (arXiv 2403.03206), through diffusers' StableDiffusion3Pipeline.
+
+| checkpoint | transformer |
+|---|---|
+| stabilityai/stable-diffusion-3-medium-diffusers | 2.0B |
+| stabilityai/stable-diffusion-3.5-medium | 2.2B, a second attention in its first 13 blocks |
+| stabilityai/stable-diffusion-3.5-large | 8.1B |
+
+All are gated (accept the terms on the hub and log in) and under the Stability AI Community License.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from unirl.models.base import Bundle, DiffusionFamily, classifier_free
+from unirl.sde.schedule import pin, shift_sigmas, twice_shifted_sigmas, uniform_sigmas
+from unirl.sde.steps import Schedule, Step
+from unirl.types.condition import Embedding
+from unirl.types.media import Media
+from unirl.types.sampling import DiffusionSamplingParams
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_OTHER_TABLES = (
+    "use_dynamic_shifting",
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "invert_sigmas",
+    "shift_terminal",
+    "stochastic_sampling",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SD3(DiffusionFamily):
+    """Velocity `eps - x0` at time `1000 sigma`; text of fixed length without a mask; guidance as in classifier_free.
+
+    checkpoint:          hub id, or folder of a saved pipeline
+    t5:                  False leaves the third text encoder out (most of the memory); its tokens are zeros then
+    max_sequence_length: T5 tokens of a prompt; the CLIP encoders read 77
+    schedule_table:      pipeline  the pipeline's own, which shifts twice (`twice_shifted_sigmas`)
+                         shifted   `linspace(1, 1/T, T)` shifted once, as the pipeline does to given `sigmas`
+    """
+
+    # Bare names: `attn.to_q` would miss `attn2`, the second attention of 3.5-medium.
+    lora_targets: ClassVar[tuple[str, ...]] = (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+    )
+    block_names: ClassVar[tuple[str, ...]] = ("JointTransformerBlock",)
+
+    checkpoint: str
+    t5: bool = True
+    max_sequence_length: int = 256
+    schedule_table: Literal["pipeline", "shifted"] = "pipeline"
+
+    def __post_init__(self) -> None:
+        folder = Path(self.checkpoint)
+        if folder.is_dir():
+            _check_folder(folder, self.t5)
+        elif not _HUB_ID.fullmatch(self.checkpoint):
+            raise ValueError(f"checkpoint {self.checkpoint!r} is neither a folder nor a hub id (owner/name)")
+        if not 1 <= self.max_sequence_length <= 512:
+            raise ValueError(f"max_sequence_length must be in 1..512, got {self.max_sequence_length}")
+        if self.schedule_table not in ("pipeline", "shifted"):
+            raise ValueError(f"schedule_table must be pipeline or shifted, got {self.schedule_table!r}")
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> Bundle:
+        """The autoencoder stays float32: it is small, and rewards look at what it draws."""
+        from diffusers import StableDiffusion3Pipeline
+
+        dtypes, absent = {"default": dtype, "vae": torch.float32}, {"text_encoder_3": None, "tokenizer_3": None}
+        pipeline = StableDiffusion3Pipeline.from_pretrained(
+            self.checkpoint, dtype=dtypes, **({} if self.t5 else absent)
+        ).to(device)
+        _check_scheduler(pipeline.scheduler.config)
+        # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
+        pipeline.vae.enable_slicing()
+        names = ("text_encoder", "text_encoder_2", "text_encoder_3", "vae")
+        frozen = {name: pipeline.components[name] for name in names if pipeline.components[name] is not None}
+        return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
+
+    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
+        pipeline = _pipeline(bundle)
+        config = pipeline.transformer.config
+        cell = pipeline.vae_scale_factor * config.patch_size
+        wanted = (sampling.height, sampling.width)
+        nearest = [min(max(round(side / cell), 1), config.pos_embed_max_size) * cell for side in wanted]
+        if list(wanted) != nearest:
+            raise ValueError(
+                f"this model makes multiples of {cell} pixels up to {config.pos_embed_max_size * cell}, asked for "
+                f"{sampling.height} x {sampling.width}; the nearest is {nearest[0]} x {nearest[1]}"
+            )
+        return config.in_channels, *(side // pipeline.vae_scale_factor for side in wanted)
+
+    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+        config = _pipeline(bundle).scheduler.config
+        shift = config.shift if sampling.shift is None else sampling.shift
+        if self.schedule_table == "pipeline":
+            sigmas = pin(twice_shifted_sigmas(sampling.steps, shift, config.num_train_timesteps))
+        else:
+            sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), shift))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+
+    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+        return sigma * _pipeline(bundle).scheduler.config.num_train_timesteps
+
+    def encode(self, bundle: Bundle, prompts: list[str]) -> Embedding:
+        # The negative prompt comes through here like any other, so "" is encoded and not replaced by zeros.
+        tokens, _, pooled, _ = _pipeline(bundle).encode_prompt(
+            prompts,
+            None,
+            None,
+            device=bundle.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.max_sequence_length,
+        )
+        return Embedding(tokens=tokens, pooled=pooled)
+
+    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
+        return bundle.transformer(
+            hidden_states=latents,
+            timestep=step.time,
+            encoder_hidden_states=embedding.tokens,
+            pooled_projections=embedding.pooled,
+            return_dict=False,
+        )[0]
+
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, guidance)
+
+    def decode(self, bundle: Bundle, latents: torch.Tensor) -> Media:
+        pipeline = _pipeline(bundle)
+        config = pipeline.vae.config
+        scaled = latents.float() / config.scaling_factor + config.shift_factor
+        decoded = pipeline.vae.decode(scaled, return_dict=False)[0]
+        return Media(images=pipeline.image_processor.postprocess(decoded, output_type="pt").cpu())
+
+    def encode_media(self, bundle: Bundle, media: Media) -> torch.Tensor:
+        """The mode of the autoencoder's posterior, not a draw: the same picture is the same latent."""
+        assert media.images is not None, "supervised training of this family needs images"
+        vae = _pipeline(bundle).vae
+        pixels = media.images.to(bundle.device, torch.float32) * 2 - 1
+        latents = vae.encode(pixels, return_dict=False)[0].mode()
+        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+
+    def save(self, bundle: Bundle, folder: Path) -> None:
+        _pipeline(bundle).save_pretrained(folder)
+
+
+def _pipeline(bundle: Bundle) -> Any:
+    """The StableDiffusion3Pipeline; diffusers annotates less than it takes and gives."""
+    return bundle.processors["pipeline"]
+
+
+def _check_folder(folder: Path, t5: bool) -> None:
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise ValueError(f"checkpoint {folder} holds no model_index.json: it is not a diffusers pipeline")
+    parts = json.loads(index.read_text())
+    if parts["_class_name"] != "StableDiffusion3Pipeline":
+        raise ValueError(f"checkpoint {folder} holds a {parts['_class_name']}, this family is StableDiffusion3Pipeline")
+    if t5 and parts["text_encoder_3"] == [None, None]:
+        raise ValueError(f"checkpoint {folder} was saved without its T5 encoder: set t5=false")
+
+
+def _check_scheduler(config: Mapping[str, Any]) -> None:
+    """`schedule` computes a table with a static shift, and no other."""
+    others = [name for name in _OTHER_TABLES if config[name]]
+    if config["_class_name"] != "FlowMatchEulerDiscreteScheduler" or others:
+        raise ValueError(
+            "the schedule of this family is that of FlowMatchEulerDiscreteScheduler with a static shift, "
+            f"the checkpoint has {config['_class_name']} with {others}"
+        )

@@ -1,0 +1,197 @@
+"""One run on disk: `runs/<name>`.
+
+config.yaml    the resolved recipe           run.json       versions, git commit, command, seed, start time
+metrics.jsonl  one line a step               samples/       eval_000010.png ...
+checkpoints/   complete or invisible         report.html    self-contained
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unirl import __version__
+from unirl.observability.atomic import replace_file
+from unirl.observability.flatten import flatten
+
+_PACKAGES = ("torch", "diffusers", "transformers", "peft")
+# What may differ when a run is continued, since it changes no number of a step: keys, and whole nodes.
+_FREE_KEYS = ("run.steps", "run.output", "eval.every")
+_FREE_NODES = ("logging.",)
+_GIT_SECONDS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Paths and records of the run `name` under `root`."""
+
+    root: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or self.name != Path(self.name).name:
+            raise ValueError(f"run.name must be a plain folder name, got {self.name!r}")
+
+    @classmethod
+    def open(
+        cls, root: Path, name: str, *, config: Mapping[str, Any], seed: int, command: Sequence[str] | None = None
+    ) -> RunFolder:
+        """Make the folder for a run of `config` (the resolved recipe as plain data), or go on with it.
+
+        command: what was typed; None takes it from the interpreter
+
+        Refuses another recipe's folder as `refuse_other` does. A run that goes on keeps its run.json, to which the new
+        start is added, and takes over those settings of `config` that may differ.
+        """
+        folder = cls(root, name)
+        folder.refuse_other(config)
+        start = _start_record(sys.orig_argv if command is None else command)
+        if folder.config.exists():
+            record = folder.read_info()
+            record["resumed"].append(start)
+        else:
+            record = {"id": secrets.token_hex(8), "seed": seed, **start, "resumed": []}
+        # The recipe comes last: a folder with a config.yaml is a whole one.
+        replace_file(folder.info, (json.dumps(record, indent=2) + "\n").encode())
+        replace_file(folder.config, _yaml(config).encode())
+        return folder
+
+    @property
+    def path(self) -> Path:
+        """The folder itself."""
+        return self.root / self.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "config.yaml"
+
+    @property
+    def info(self) -> Path:
+        """Versions, git commit, command, seed, start times."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """Folder of the sample grids: `eval_000010.png`; the last digits of a name are its step."""
+        return self.path / "samples"
+
+    @property
+    def before_after(self) -> Path:
+        """The grid of `before_after`, where a run writes one."""
+        return self.samples / "before_after.png"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The page that `write_report` writes."""
+        return self.path / "report.html"
+
+    def recorded_seed(self) -> int | None:
+        """The seed that an earlier start wrote down; None in a new folder. A drawn seed is thus drawn once."""
+        return self.read_info()["seed"] if self.info.exists() else None
+
+    def read_info(self) -> dict[str, Any]:
+        """run.json. Raises ValueError where it is missing or broken."""
+        try:
+            return json.loads(self.info.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.info} cannot be read ({error}); without its seed the run cannot go on") from error
+
+    def refuse_other(self, config: Mapping[str, Any]) -> None:
+        """Raise ValueError where the folder holds another recipe than `config`, or is no run at all. Writes nothing."""
+        if not self.config.exists():
+            entries = sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
+            # A start that was killed early leaves run.json alone, or a file written aside.
+            strangers = [name for name in entries if name != self.info.name and not name.endswith(".tmp")]
+            if strangers:
+                raise ValueError(
+                    f"{self.path} exists and is no run (no config.yaml; it holds {', '.join(strangers[:5])}); "
+                    f"choose another run.name, or delete the folder"
+                )
+            return
+        differing = changed_keys(yaml.safe_load(self.config.read_text()), config)
+        if differing:
+            listed = "; ".join(f"{key}: {there} there, {here} here" for key, (there, here) in differing.items())
+            raise ValueError(
+                f"{self.path} holds a run of another recipe ({listed}); choose another run.name, or delete the folder "
+                f"to start anew"
+            )
+
+
+def changed_keys(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The dotted keys in which two recipes differ, with both values; settings that change no number of a step may."""
+    # Through YAML and back, as the recipe on disk went: tuples become lists.
+    old, new = (flatten(yaml.safe_load(_yaml(recipe)) or {}) for recipe in (there, here))
+    return {
+        key: (_shown(old, key), _shown(new, key))
+        for key in sorted(old.keys() | new.keys())
+        if _shown(old, key) != _shown(new, key) and key not in _FREE_KEYS and not f"{key}.".startswith(_FREE_NODES)
+    }
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _shown(settings: dict[str, Any], key: str) -> str:
+    return json.dumps(settings[key], default=str) if key in settings else "absent"
+
+
+def _start_record(command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "versions": _versions(),
+        "git": _git_state(Path.cwd()),
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Read from the packages' metadata, since importing them takes seconds; what is not installed is left out."""
+    found = {"unirl": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the git tree around `folder` and whether tracked files differ from it; None outside of one."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "modified": None if changes is None else changes != ""}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=False
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,53 @@
+"""The scorer contract: samples in, one number a sample out."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScorerInput:
+    """What a scorer sees of one sample.
+
+    id:       lineage id; error messages name it
+    prompt:   what the user asked for: the text of the root, also where a model rewrote it
+    image:    `(H, W, 3)` uint8, read-only, or None for text
+    text:     what a language model wrote, or None for pictures
+    metadata: the dict of the prompt row (answers, targets)
+    """
+
+    id: str
+    prompt: str
+    image: np.ndarray | None = None
+    text: str | None = None
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def picture(self) -> np.ndarray:
+        """The image `(H, W, 3)` of a scorer that needs one; ValueError without."""
+        if self.image is None:
+            raise ValueError(f"{self.id} holds no picture, and this scorer scores pictures")
+        return self.image
+
+
+class Scorer(ABC):
+    """Judges samples one by one. A subclass is a frozen dataclass of settings; the first `score` loads its model."""
+
+    @abstractmethod
+    def score(self, samples: list[ScorerInput]) -> list[float]:
+        """One number per sample, in order, independent of the other samples; NaN for a sample that cannot be scored.
+
+        May raise: the service then finds the samples that are to blame.
+        """
+
+
+class SetMeasure(ABC):
+    """A figure of a whole set of samples (diversity, realism), for evaluation; never a reward."""
+
+    @abstractmethod
+    def measure(self, samples: list[ScorerInput]) -> dict[str, float]:
+        """Named figures; NaN where the set is too small to have one."""

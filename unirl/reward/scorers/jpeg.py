@@ -1,0 +1,52 @@
+"""How well a picture compresses: rewards without a model (DDPO, arXiv 2305.13301)."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+
+from unirl.reward.scorer import Scorer, ScorerInput
+
+
+@dataclasses.dataclass(frozen=True)
+class JpegIncompressibility(Scorer):
+    """Size of the JPEG file in kB (1 kB = 1000 bytes); above 0, higher is richer in detail; grows with the picture.
+
+    Encoder: Pillow (MIT-CMU) with its libjpeg-turbo, default chroma subsampling; builds differ by less than 1 %.
+    """
+
+    quality: int = 95
+
+    def __post_init__(self) -> None:
+        _check_quality(self.quality)
+
+    def score(self, samples: list[ScorerInput]) -> list[float]:
+        return [_kilobytes(sample.picture, self.quality) for sample in samples]
+
+
+@dataclasses.dataclass(frozen=True)
+class JpegCompressibility(Scorer):
+    """`-kB / 500`, Flow-GRPO's scale (DDPO: -kB); below 0, higher is smoother. Encoder: see JpegIncompressibility."""
+
+    quality: int = 95
+
+    def __post_init__(self) -> None:
+        _check_quality(self.quality)
+
+    def score(self, samples: list[ScorerInput]) -> list[float]:
+        return [-_kilobytes(sample.picture, self.quality) / 500 for sample in samples]
+
+
+def _check_quality(quality: int) -> None:
+    if not 1 <= quality <= 100:
+        raise ValueError(f"JPEG quality is in 1..100, got {quality}")
+
+
+def _kilobytes(picture: np.ndarray, quality: int) -> float:
+    from PIL import Image
+
+    encoded = io.BytesIO()
+    Image.fromarray(picture).save(encoded, format="JPEG", quality=quality)
+    return encoded.tell() / 1000

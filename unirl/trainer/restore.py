@@ -1,0 +1,104 @@
+"""A finished (or interrupted) run brought back from its folder: to export its weights or to sample from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from unirl.config.run import load_recipe
+from unirl.distributed.group.handle import Handle
+from unirl.distributed.group.placement import Slab
+from unirl.rollout.trainside import Trainside, TrainsideEngine
+from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.checkpoint import CheckpointStore
+from unirl.trainer.diffusion import DiffusionConfig
+from unirl.trainer.sft import SFTConfig
+from unirl.types.media import Media
+from unirl.types.sample import Part, Sample
+from unirl.types.sample_id import root_id
+from unirl.types.sampling import DiffusionSamplingParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A run's configuration and its weights, loaded. default_weights: what its evaluations show (EMA where it samples so)."""
+
+    config: DiffusionConfig | SFTConfig
+    slab: Slab
+    backend: Handle[FSDPBackend]
+    default_weights: Literal["live", "ema"]
+
+
+@contextmanager
+def restored(run: Path, step: int | None) -> Iterator[Restored]:
+    """The run in folder `run` at checkpoint `step`; None takes the newest complete one."""
+    recipe = run / "config.yaml"
+    if not recipe.is_file():
+        raise ValueError(f"{run} is no run: it holds no config.yaml")
+    config = load_recipe(str(recipe))
+    store = CheckpointStore(run / "checkpoints", keep_last=1, keep_best=0)
+    checkpoint = store.latest() if step is None else store.at(step)
+    if checkpoint is None:
+        raise ValueError(f"{run} has no complete checkpoint" + ("" if step is None else f" of step {step}"))
+    with config.placement.slab() as slab:
+        backend = slab.spawn(
+            FSDPBackend,
+            config.model,
+            config.train.backend,
+            device=torch.device(config.placement.device_type()),
+            seed=config.run.seed,
+            total_steps=config.run.steps,
+            with_reference=False,
+        )
+        backend.load_state(store.load(checkpoint)["backend"])
+        yield Restored(config, slab, backend, _default_weights(config))
+
+
+def export_run(
+    run: Path, folder: Path, *, step: int | None = None, weights: Literal["live", "ema"] | None = None
+) -> None:
+    """Write the weights of a run as what diffusers, or peft for an adapter, loads back."""
+    with restored(run, step) as found:
+        found.backend.export(folder, weights=_chosen(found, weights))
+
+
+def sample_run(
+    run: Path,
+    prompts: list[str],
+    per_prompt: int,
+    *,
+    seed: int,
+    step: int | None = None,
+    weights: Literal["live", "ema"] | None = None,
+) -> Media:
+    """`per_prompt` samples of each prompt from the weights of a run, by the ODE of the run's own sampling."""
+    with restored(run, step) as found:
+        if found.config.sampling is None:
+            raise ValueError(f"{run} does not say how it samples: its recipe has no sampling section")
+        engine = found.slab.spawn(TrainsideEngine, found.backend, Trainside(weights=_chosen(found, weights)))
+        filled = engine.generate(_request(prompts, per_prompt, found.config.sampling, seed))
+    assert filled.frontier.media is not None
+    return filled.frontier.media
+
+
+def _request(prompts: list[str], per_prompt: int, sampling: DiffusionSamplingParams, seed: int) -> Sample:
+    ids = [root_id(0, row) for row in range(len(prompts))]
+    roots = Part(ids=ids, metadata=[{} for _ in ids], media=Media(texts=list(prompts)))
+    return Sample((roots,)).fork(per_prompt, dataclasses.replace(sampling.deterministic(), seed=seed))
+
+
+def _chosen(found: Restored, weights: Literal["live", "ema"] | None) -> Literal["live", "ema"]:
+    if weights == "ema" and found.config.train.backend.ema is None:
+        raise ValueError("this run kept no EMA: its recipe has train.backend.ema=null")
+    return found.default_weights if weights is None else weights
+
+
+def _default_weights(config: DiffusionConfig | SFTConfig) -> Literal["live", "ema"]:
+    if isinstance(config, DiffusionConfig):
+        return config.rollout.weights
+    return "live" if config.train.backend.ema is None else "ema"
