@@ -20,7 +20,6 @@ HEAVY = (
     "accelerate",
     "safetensors",
     "huggingface_hub",
-    "numpy",
     "scipy",
     "sklearn",
     "PIL",

@@ -168,10 +168,7 @@ def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows])
     if any(absent):
         raise ValueError(f"{label} is set in some of the batches to join and missing in others")
     if kind == "shared":
-        for other in values[1:]:
-            if not _equal(values[0], other):
-                raise ValueError(f"{label} must be the same in all batches to join: {values[0]} against {other}")
-        return values[0]
+        return _one_of_all(label, values)
     if kind == "listed":
         return [item for value in values for item in value]
     if kind == "nested":
@@ -191,6 +188,13 @@ def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows])
             )
         values = pad_to_longest(values)
     return torch.cat(values)
+
+
+def _one_of_all(label: str, values: list[Any]) -> Any:
+    for other in values[1:]:
+        if not _equal(values[0], other):
+            raise ValueError(f"{label} must be the same in all batches to join: {values[0]} against {other}")
+    return values[0]
 
 
 def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
