@@ -67,9 +67,14 @@ def on_terminal(columns: int) -> str:
         progress.note("saved step_3")
         progress.update(4, {"reward/mean": 0.75})
         progress.close()
-        written = os.read(reader, 4096).decode()
+        # The mark tells where to stop: a terminal hands its bytes out in pieces.
+        stream.write("\0")
+        stream.flush()
+        written = b""
+        while not written.endswith(b"\0"):
+            written += os.read(reader, 4096)
     os.close(reader)
-    return written
+    return written.decode().removesuffix("\0")
 
 
 def test_a_terminal_has_its_line_rewritten_in_place() -> None:
