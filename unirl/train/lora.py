@@ -44,7 +44,7 @@ def inject(module: torch.nn.Module, lora: LoRA, default_targets: tuple[str, ...]
     """Wrap the targeted Linear layers; the adapter is float32 and the only thing that trains.
 
     A target that matches no layer is an error: part of the model would silently stay untrained. B is 0, so the adapter
-    starts as the identity; A is drawn (Kaiming) from the seed and its own name, the same on every device.
+    starts as the identity. A is drawn (Kaiming) from the seed and its own name, whatever the device and the base dtype.
     """
     from peft import inject_adapter_in_model
 
