@@ -121,7 +121,7 @@ def test_cps_is_the_sde_of_the_target_when_its_level_falls_with_the_root_of_the_
 
 
 def test_cps_of_a_fixed_level_keeps_the_mean_and_contracts_the_covariance() -> None:
-    """Its noise does not shrink with dt: predicted noise gives way to fresh noise at every step, and spread is lost."""
+    """Its noise does not shrink with dt: fresh noise replaces predicted noise at every step, and spread is lost."""
     errors = [error_of_covariance(CPS(0.5), steps, 1.0) for steps in (80, 160, 320)]
     assert all(0.07 < error < 0.1 for error in errors)
     _, spread = reached(CPS(0.5), schedule_of(320, 1.0))

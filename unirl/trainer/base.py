@@ -6,12 +6,13 @@ import dataclasses
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
 
+from unirl.config.error import ConfigError
 from unirl.config.load import dump
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.observability.metrics import MetricsLog
@@ -78,7 +79,10 @@ class Trainer(ABC):
         """
         run = self._common.run
         config = dump(self._common)
-        folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
+        try:
+            folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
         with _stop_requests() as stop, self._common.placement.slab() as slab:
             self.setup(slab)
@@ -134,6 +138,28 @@ class Trainer(ABC):
         log.append(step, metrics)
         trackers.log(metrics, step)
         progress.update(step, metrics, self.timer.left(self._common.run.steps - step))
+
+
+def run(trainer: Trainer) -> int:
+    """Fit, tell where the report is, and return the exit code of the program."""
+    return reported(lambda: f"report: {trainer.fit() / 'report.html'}")
+
+
+def reported(work: Callable[[], str]) -> int:
+    """Do `work` and print what it says; a mistake of the user or a full disk ends in one line, without a traceback."""
+    try:
+        said = work()
+    except Interrupted as stop:
+        sys.stderr.write(f"{stop}\n")
+        return 130
+    except ConfigError as error:
+        sys.stderr.write(error.report())
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"{said}\n")
+    return 0
 
 
 class _StopRequests:

@@ -219,8 +219,8 @@ class Sample:
         def kept(part: Part) -> list[int]:
             return [row for row, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots]
 
-        # A root without descendants ends its Sample early: an empty Part has no depth.
-        return Sample(tuple(part.select(rows) for part in self.parts if (rows := kept(part))))
+        # Every piece has all levels, be they empty, so that pieces join again.
+        return Sample(tuple(part.select(kept(part)) for part in self.parts))
 
     @classmethod
     def concat(cls, samples: list[Self]) -> Self:
