@@ -12,14 +12,13 @@ from typing import Any
 import unirl
 from unirl.config.compose import composed_yaml
 from unirl.config.error import ConfigError
-from unirl.config.lazy import defer_heavy_imports
 from unirl.config.recipes import shipped_recipes
-from unirl.config.run import load_recipe
+from unirl.config.run import load_recipe, prepare_process
 
 
 def check(recipe: str, overrides: list[str]) -> None:
     """Tell whether a recipe would run, without running it."""
-    defer_heavy_imports()
+    prepare_process()
     load_recipe(recipe, overrides)
     print(f"ok: {recipe}")
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, final
 
-import yaml
-
 from unirl.config.load import dump
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.observability.metrics import MetricsLog
@@ -79,8 +77,8 @@ class Trainer(ABC):
         Raises Interrupted after a Ctrl-C or SIGTERM: the step under way is finished and saved first.
         """
         run = self._common.run
-        folder, config = RunFolder(run.output, run.name), dump(self._common)
-        folder.open(yaml.safe_dump(config, sort_keys=False), command=sys.argv, seed=run.seed)
+        config = dump(self._common)
+        folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
         with _stop_requests() as stop, self._common.placement.slab() as slab:
             self.setup(slab)
@@ -112,7 +110,7 @@ class Trainer(ABC):
         checkpoint = store.latest()
         if checkpoint is None:
             return 0
-        self.load_state(store.load(checkpoint))
+        self.load_state(store.load(checkpoint, "cpu"))
         return checkpoint.step
 
     def _save(self, store: CheckpointStore, step: int, metrics: dict[str, float]) -> None:

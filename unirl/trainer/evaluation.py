@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from unirl.data.prompts import PromptSource, as_roots
+from unirl.distributed.group.handle import Handle
 from unirl.observability.grids import before_after, save_grid
 from unirl.observability.run_folder import RunFolder
 from unirl.reward.scorer import Scorer, SetMeasure
@@ -80,7 +81,9 @@ class Evaluation:
         shape = (len(self.prompts), len(self.pictures) // len(self.prompts))
         by_noise = self.pictures.unflatten(0, shape).transpose(0, 1).flatten(0, 1)
         rewards = self.rewards.unflatten(0, shape).T.flatten().tolist()
-        save_grid(by_noise, folder.sample_grid(step), columns=shape[0], captions=self.prompts, rewards=rewards)
+        save_grid(
+            by_noise, folder.samples / f"eval_{step:06d}.png", columns=shape[0], captions=self.prompts, rewards=rewards
+        )
         first = folder.samples / "before.safetensors"
         if step == 0:
             save_file({"pictures": self.pictures.contiguous()}, first)
@@ -89,9 +92,9 @@ class Evaluation:
             before_after(before, self.pictures, folder.before_after, prompts=self.prompts)
 
 
-def judge(sample: Sample, service: RewardService, config: EvalConfig) -> Evaluation:
+def judge(sample: Sample, judges: Handle[RewardService], config: EvalConfig) -> Evaluation:
     """Figures and pictures of a filled evaluation sample."""
-    scores = service.score(sample)
+    scores = judges.score(sample)
     valid = scores.total[scores.valid]
     metrics = {"eval/reward": float(valid.double().mean()) if len(valid) else float("nan")}
     for name, column in scores.components.items():

@@ -26,7 +26,7 @@ from unirl.types.sampling import DiffusionSamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A run's configuration and its weights, loaded. default_weights: what its evaluations show (EMA where it samples so)."""
+    """A run's configuration, and its weights loaded. default_weights: those that its evaluations show."""
 
     config: DiffusionConfig | SFTConfig
     slab: Slab
@@ -44,7 +44,7 @@ def restored(run: Path, step: int | None) -> Iterator[Restored]:
     store = CheckpointStore(run / "checkpoints", keep_last=1, keep_best=0)
     checkpoint = store.latest() if step is None else store.at(step)
     if checkpoint is None:
-        raise ValueError(f"{run} has no complete checkpoint" + ("" if step is None else f" of step {step}"))
+        raise ValueError(f"{run} has no complete checkpoint")
     with config.placement.slab() as slab:
         backend = slab.spawn(
             FSDPBackend,
@@ -55,7 +55,7 @@ def restored(run: Path, step: int | None) -> Iterator[Restored]:
             total_steps=config.run.steps,
             with_reference=False,
         )
-        backend.load_state(store.load(checkpoint)["backend"])
+        backend.load_state(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
         yield Restored(config, slab, backend, _default_weights(config))
 
 
