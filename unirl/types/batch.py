@@ -183,14 +183,19 @@ def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows])
             raise ValueError(f"{label}: keys differ between the batches to join: {[sorted(v) for v in values]}")
         return {key: torch.cat([value[key] for value in values]) for key in values[0]}
     if kind == "padded":
-        lengths, mask = {value.shape[1] for value in values}, field.metadata[_MASK]
-        if len(lengths) > 1 and batches[0].__dict__[mask] is None:
-            raise ValueError(
-                f"{label}: lengths {sorted(lengths)} cannot be joined without {mask!r}, their padding would pass for "
-                "content; encode to one length"
-            )
+        if batches[0].__dict__[field.metadata[_MASK]] is None:
+            _check_one_length(label, values, field.metadata[_MASK])
         values = pad_to_longest(values)
     return torch.cat(values)
+
+
+def _check_one_length(label: str, tensors: Sequence[torch.Tensor], mask: str) -> None:
+    lengths = sorted({tensor.shape[1] for tensor in tensors})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{label}: lengths {lengths} cannot be joined without {mask!r}, their padding would pass for content; "
+            "encode to one length"
+        )
 
 
 def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
