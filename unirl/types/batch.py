@@ -183,15 +183,15 @@ def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows])
             raise ValueError(f"{label}: keys differ between the batches to join: {[sorted(v) for v in values]}")
         return {key: torch.cat([value[key] for value in values]) for key in values[0]}
     if kind == "padded":
-        if batches[0].__dict__[field.metadata[_MASK]] is None:
-            _check_one_length(label, values, field.metadata[_MASK])
+        mask = field.metadata[_MASK]
+        _check_padding(label, values, mask, masked=batches[0].__dict__[mask] is not None)
         values = pad_to_longest(values)
     return torch.cat(values)
 
 
-def _check_one_length(label: str, tensors: Sequence[torch.Tensor], mask: str) -> None:
+def _check_padding(label: str, tensors: Sequence[torch.Tensor], mask: str, *, masked: bool) -> None:
     lengths = sorted({tensor.shape[1] for tensor in tensors})
-    if len(lengths) > 1:
+    if len(lengths) > 1 and not masked:
         raise ValueError(
             f"{label}: lengths {lengths} cannot be joined without {mask!r}, their padding would pass for content; "
             "encode to one length"
