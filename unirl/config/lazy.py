@@ -23,7 +23,6 @@ HEAVY = (
     "scipy",
     "sklearn",
     "PIL",
-    "matplotlib",
 )
 
 # What `import x` asks of a known module, `isinstance` of any object, and `inspect` of all modules there are.

@@ -101,6 +101,7 @@ class Trainer(ABC):
                     last = number + 1 == run.steps or stop.requested
                     self._record(number + 1, metrics, log, trackers, progress)
                     if last or (number + 1) % run.save_every == 0:
+                        log.sync()
                         self._save(store, number + 1, metrics)
                     if stop.requested and number + 1 < run.steps:
                         raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")

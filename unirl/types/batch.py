@@ -168,7 +168,10 @@ def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows])
     if any(absent):
         raise ValueError(f"{label} is set in some of the batches to join and missing in others")
     if kind == "shared":
-        return _one_of_all(label, values)
+        for other in values[1:]:
+            if not _equal(values[0], other):
+                raise ValueError(f"{label} must be the same in all batches to join: {values[0]} against {other}")
+        return values[0]
     if kind == "listed":
         return [item for value in values for item in value]
     if kind == "nested":
@@ -180,21 +183,19 @@ def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows])
             raise ValueError(f"{label}: keys differ between the batches to join: {[sorted(v) for v in values]}")
         return {key: torch.cat([value[key] for value in values]) for key in values[0]}
     if kind == "padded":
-        lengths, mask = {value.shape[1] for value in values}, field.metadata[_MASK]
-        if len(lengths) > 1 and batches[0].__dict__[mask] is None:
-            raise ValueError(
-                f"{label}: lengths {sorted(lengths)} cannot be joined without {mask!r}, their padding would pass for "
-                "content; encode to one length"
-            )
+        mask = field.metadata[_MASK]
+        _check_padding(label, values, mask, masked=batches[0].__dict__[mask] is not None)
         values = pad_to_longest(values)
     return torch.cat(values)
 
 
-def _one_of_all(label: str, values: list[Any]) -> Any:
-    for other in values[1:]:
-        if not _equal(values[0], other):
-            raise ValueError(f"{label} must be the same in all batches to join: {values[0]} against {other}")
-    return values[0]
+def _check_padding(label: str, tensors: Sequence[torch.Tensor], mask: str, *, masked: bool) -> None:
+    lengths = sorted({tensor.shape[1] for tensor in tensors})
+    if len(lengths) > 1 and not masked:
+        raise ValueError(
+            f"{label}: lengths {lengths} cannot be joined without {mask!r}, their padding would pass for content; "
+            "encode to one length"
+        )
 
 
 def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
