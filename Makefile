@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 DOMAINS := diffusion sft
 RECIPES := $(foreach domain,$(DOMAINS),$(wildcard unirl/recipes/$(domain)/*.yaml))
 
-.PHONY: help quickstart check test test-slow bench clean
+.PHONY: help quickstart check lint types imports house recipes test test-slow bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -25,14 +25,24 @@ help:  ## this list
 quickstart: $(VENV)/installed  ## train a small text-to-image model with a reward, in about two minutes
 	$(BIN)/unirl quickstart
 
-check: $(VENV)/installed-dev  ## lint, types, import ranks, house rules, recipes
+check: lint types imports house recipes  ## lint, types, import ranks, house rules, recipes
+
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(VENV)/installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pyright --pythonpath $(BIN)/python --project pyright.strict.json
+
+imports: $(VENV)/installed-dev
 	$(BIN)/lint-imports --no-logo
+
+house: $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/house
-	@for recipe in $(RECIPES:unirl/recipes/%.yaml=%); do echo "unirl check $$recipe"; $(BIN)/unirl check $$recipe; done
+
+recipes: $(VENV)/installed-dev
+	@for recipe in $(RECIPES:unirl/recipes/%.yaml=%); do $(BIN)/unirl check $$recipe; done
 
 test: $(VENV)/installed-dev  ## all tests that take seconds
 	$(BIN)/python -m pytest $(PARALLEL)

@@ -7,19 +7,19 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import unirl
 from unirl.config.compose import composed_yaml
 from unirl.config.error import ConfigError
-from unirl.config.lazy import defer_heavy_imports
 from unirl.config.recipes import shipped_recipes
-from unirl.config.run import load_recipe
+from unirl.config.run import load_recipe, prepare_process
 
 
 def check(recipe: str, overrides: list[str]) -> None:
     """Tell whether a recipe would run, without running it."""
-    defer_heavy_imports()
+    prepare_process()
     load_recipe(recipe, overrides)
     print(f"ok: {recipe}")
 
@@ -35,6 +35,56 @@ def recipes(name: str | None) -> None:
         print(f"{recipe:<{width}}  {description}")
 
 
+def train(recipe: str, overrides: list[str]) -> int:
+    """Start a run, or continue it."""
+    prepare_process()
+    config = load_recipe(recipe, overrides)
+    from unirl.trainer.base import run
+    from unirl.trainer.diffusion import DiffusionConfig, DiffusionTrainer
+    from unirl.trainer.sft import SFTTrainer
+
+    return run(DiffusionTrainer(config) if isinstance(config, DiffusionConfig) else SFTTrainer(config))
+
+
+def quickstart(output: Path, seed: int) -> int:
+    """Train a small text-to-image model on this machine's CPU, from data to report."""
+    prepare_process()
+    from unirl.trainer.base import reported
+    from unirl.trainer.quickstart import PLAN, run_quickstart
+
+    print(PLAN, flush=True)
+    return reported(lambda: run_quickstart(output, seed).summary)
+
+
+def sample(run: Path, prompts: list[str], number: int, seed: int, out: Path | None, step: int | None) -> None:
+    """Draw pictures with the weights of a run."""
+    prepare_process()
+    from unirl.observability.grids import save_grid
+    from unirl.trainer.restore import sample_run
+
+    media = sample_run(run, prompts, number, seed=seed, step=step)
+    assert media.images is not None
+    captions = [prompt for prompt in prompts for _ in range(number)]
+    print(save_grid(media.images, out or run / "samples" / "sample.png", columns=number, captions=captions))
+
+
+def report(run: Path) -> None:
+    """Write the report of a run anew."""
+    prepare_process()
+    from unirl.observability.report import write_report
+
+    print(write_report(run))
+
+
+def export(run: Path, folder: Path, step: int | None, weights: Literal["live", "ema"] | None) -> None:
+    """Write the weights of a run as diffusers (full weights) or peft (adapters) load them."""
+    prepare_process()
+    from unirl.trainer.restore import export_run
+
+    export_run(run, folder, step=step, weights=weights)
+    print(folder)
+
+
 @dataclasses.dataclass(frozen=True)
 class Argument:
     """One argument of a subcommand: what `ArgumentParser.add_argument` takes."""
@@ -45,18 +95,48 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A subcommand: `run` takes the arguments by name; its docstring is the help."""
+    """A subcommand: `run` takes the arguments by name and may return an exit code; its docstring is the help."""
 
-    run: Callable[..., None]
+    run: Callable[..., int | None]
     arguments: tuple[Argument, ...]
 
 
 RECIPE = Argument("recipe", {"help": "a shipped recipe such as diffusion/digits, or a YAML file"})
 OVERRIDES = Argument("overrides", {"nargs": "*", "metavar": "key=value", "help": "settings to change: run.steps=10"})
 
+RUN = Argument("run", {"type": Path, "help": "folder of a run: runs/NAME"})
+STEP = Argument("--step", {"type": int, "help": "take this checkpoint; otherwise the newest"})
+SEED = Argument("--seed", {"type": int, "default": 0, "help": "key of all noise (default 0)"})
+
 COMMANDS = {
+    "quickstart": Command(
+        quickstart,
+        (Argument("--output", {"type": Path, "default": Path("runs/quickstart"), "help": "where the runs go"}), SEED),
+    ),
+    "train": Command(train, (RECIPE, OVERRIDES)),
     "check": Command(check, (RECIPE, OVERRIDES)),
     "recipes": Command(recipes, (Argument("name", {"nargs": "?", "help": "show this recipe as it is composed"}),)),
+    "sample": Command(
+        sample,
+        (
+            RUN,
+            Argument("prompts", {"nargs": "+", "metavar": "PROMPT", "help": "one row of pictures each"}),
+            Argument("--number", {"type": int, "default": 4, "help": "pictures of each prompt (default 4)"}),
+            SEED,
+            Argument("--out", {"type": Path, "help": "PNG file (default RUN/samples/sample.png)"}),
+            STEP,
+        ),
+    ),
+    "report": Command(report, (RUN,)),
+    "export": Command(
+        export,
+        (
+            RUN,
+            Argument("folder", {"type": Path, "help": "a new folder"}),
+            STEP,
+            Argument("--weights", {"choices": ["live", "ema"], "help": "otherwise those that its evaluations show"}),
+        ),
+    ),
 }
 
 
@@ -73,11 +153,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:  # as under `python -m`: a `_target_` may name a module of the working directory
         sys.path.insert(0, os.getcwd())
     try:
-        COMMANDS[arguments.pop("command")].run(**arguments)
+        return COMMANDS[arguments.pop("command")].run(**arguments) or 0
     except ConfigError as error:
         sys.stderr.write(error.report())
         return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from unirl.config.run import load_run
 
 def main() -> None:
     config = load_run("diffusion", sys.argv[1:])  # sets the environment, which must be done before torch loads
+    from unirl.trainer.base import run
     from unirl.trainer.diffusion import DiffusionTrainer
 
-    DiffusionTrainer(config).fit()
+    raise SystemExit(run(DiffusionTrainer(config)))
 
 
 if __name__ == "__main__":

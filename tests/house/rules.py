@@ -78,13 +78,14 @@ def _module_state(tree: ast.Module) -> Iterator[Breach]:
 
 def _torch_at_import(tree: ast.Module) -> Iterator[Breach]:
     for node in _run_at_import(tree):
-        used: list[str] = []
         if isinstance(node, ast.Name):
             used = [f"{node.id}."]
         elif isinstance(node, ast.ImportFrom):
             used = [f"{node.module}."]
         elif isinstance(node, ast.Import):
             used = [alias.name for alias in node.names]
+        else:
+            continue
         if any(name.startswith("torch.") for name in used):
             yield node.lineno, "torch is used at import: `unirl check` would load it"
 

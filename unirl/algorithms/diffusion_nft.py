@@ -68,6 +68,7 @@ class DiffusionNFT(DiffusionAlgorithm):
         x_t = (1 - level) * x_0[:, None] + level * noise
         assert part.conditions is not None
         assert part.sampling is not None
+        assert part.advantages is not None
         predict = functools.partial(
             context.stage.velocity, part.conditions, x_t, sigma=sigma, time=time, guidance=part.sampling.guidance
         )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
+from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs, Progress
 from unirl.algorithms.losses import bounded_ratio, clipped_away, clipped_surrogate, step_kl
 from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
 from unirl.sde.trajectory import Replay

@@ -27,7 +27,7 @@ def old_policy(
 ) -> Anchors | None:
     """pi_old at `columns`: what the rollout recorded, or a replay under the weights before the first update.
 
-    None: the replay would be the very forward that the loss is going to do, so the loss takes its own (see `or_itself`).
+    None: the replay would be the very forward that the loss is going to do, so the loss takes its own (`or_itself`).
     """
     segment = trajectory(part)
     if source == "replay" and context.unchanged:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -29,9 +30,10 @@ _NO_SUCH_KEY = "To append to"  # Hydra's advice, which strict loading would refu
 def compose(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The resolved plain data of a recipe: a shipped name such as `diffusion/digits`, or a path to a YAML file.
 
-    A file's own folder is searched first, then the shipped recipes. `run.seed: null` becomes a drawn seed before anything is
-    resolved, so `${run.seed}` follows it; 0 is a seed. Raises `ConfigError` for an unknown recipe or group option, a
-    malformed override, and an interpolation that is cyclic or names a missing key or environment variable.
+    A file's own folder is searched first, then the shipped recipes. `run.seed: null` becomes the seed of the run's
+    folder, or a drawn one, before anything is resolved, so `${run.seed}` follows it; 0 is a seed. Raises `ConfigError`
+    for an unknown recipe or group option, a malformed override, and an interpolation that is cyclic or names a missing
+    key or environment variable.
     """
     with _errors_of(recipe):
         config = _composed(recipe, overrides)
@@ -64,7 +66,7 @@ def _composed(recipe: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _as_hydra(text: str) -> str:
-    """A dotted `key=value` sets the key whether or not the recipe mentions it: which keys exist is for the loader to say."""
+    """A dotted `key=value` sets the key, mentioned in the recipe or not: which keys exist is for the loader to say."""
     try:
         [override] = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
@@ -73,7 +75,9 @@ def _as_hydra(text: str) -> str:
     if re.match(r"hydra\b", key):
         raise ConfigError(f"override '{text}': Hydra's own settings have no effect here; leave it out")
     if override.is_sweep_override():
-        raise ConfigError(f"override '{text}': one run takes one value; write a list as [a,b], text with commas in quotes")
+        raise ConfigError(
+            f"override '{text}': one run takes one value; write a list as [a,b], text with commas in quotes"
+        )
     return f"++{text}" if override.type is OverrideType.CHANGE and "." in key else text
 
 
@@ -81,11 +85,21 @@ def _draw_seed(config: DictConfig) -> None:
     OmegaConf.set_struct(config, False)
     run = OmegaConf.select(config, "run")
     if isinstance(run, DictConfig) and OmegaConf.select(run, "seed") is None:
-        run["seed"] = secrets.randbelow(2**31)
+        recorded = _recorded_seed(run)
+        run["seed"] = secrets.randbelow(2**31) if recorded is None else recorded
+
+
+def _recorded_seed(run: DictConfig) -> int | None:
+    """The seed that an earlier start drew and wrote down: the same command continues the same run."""
+    output, name = OmegaConf.select(run, "output", default="runs"), OmegaConf.select(run, "name")
+    if not isinstance(output, str) or not isinstance(name, str):
+        return None
+    written = Path(os.path.expanduser(output)) / name / "config.yaml"
+    return OmegaConf.select(OmegaConf.load(written), "run.seed") if written.is_file() else None
 
 
 @contextmanager
-def _errors_of(recipe: str) -> Iterator[None]:
+def _errors_of(recipe: str) -> Generator[None]:
     """Whatever Hydra, OmegaConf and the YAML parser say of a recipe becomes a `ConfigError`."""
     try:
         with warnings.catch_warnings():

@@ -3,7 +3,7 @@
 | variable             | read or set | meaning |
 |----------------------|-------------|---------|
 | CUDA_VISIBLE_DEVICES | read        | empty or -1 hides all devices: the machine counts as one without CUDA |
-| OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them wait for each other on small matrices |
+| OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them would only wait |
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
 
 What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`.

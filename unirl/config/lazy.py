@@ -20,22 +20,22 @@ HEAVY = (
     "accelerate",
     "safetensors",
     "huggingface_hub",
-    "numpy",
     "scipy",
     "sklearn",
     "PIL",
-    "matplotlib",
 )
 
-# What `import x` asks of a module that is in sys.modules, `isinstance` of any object, and `inspect` of all modules there are.
-_QUIET = frozenset({"__spec__", "__class__", "__name__", "__file__", "__loader__", "__package__", "__warningregistry__"})
+# What `import x` asks of a known module, `isinstance` of any object, and `inspect` of all modules there are.
+_QUIET = frozenset(
+    {"__spec__", "__class__", "__name__", "__file__", "__loader__", "__package__", "__warningregistry__"}
+)
 
 
 def defer_heavy_imports() -> None:
-    """From now on `import torch` (and the rest of `HEAVY`) binds a module that loads when an attribute of it is asked for.
+    """From now on `import torch` (and the rest of `HEAVY`) binds a module that loads when it is asked for an attribute.
 
-    What is loaded already, or not installed, stays as it is. `from torch import nn` and `import torch.nn` load at once. The
-    first use must be on one thread: a second one would see the module half loaded.
+    What is loaded already, or not installed, stays as it is. `from torch import nn` and `import torch.nn` load at once.
+    The first use must be on one thread: a second one would see the module half loaded.
     """
     # importlib.util.LazyLoader does not do: `import torch` reads `__spec__` of a known module, which makes it load.
     for name in HEAVY:
@@ -60,7 +60,8 @@ class _DeferredModule(types.ModuleType):
 
 def _execute(module: types.ModuleType) -> None:
     spec = module.__spec__
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module.__class__ = types.ModuleType
     spec.loader.exec_module(module)
     successor = sys.modules[spec.name]
@@ -69,7 +70,7 @@ def _execute(module: types.ModuleType) -> None:
 
 
 class _LoadedByParent(MetaPathFinder, Loader):
-    """`import torch.nn` asks the deferred torch for its path, which loads torch and torch.nn with it: take that, not a second."""
+    """`import torch.nn` asks the deferred torch for its path, which loads torch and torch.nn with it: take that one."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

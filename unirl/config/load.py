@@ -1,8 +1,8 @@
 """Plain data into dataclasses, strictly, and back: `load(cls, dump(config)) == config`.
 
-A section is a dataclass. Field types: `int`, `float`, `bool`, `str`, `Path`, `Literal`, `X | None`, `tuple[X, ...]` (from a
-list), `dict[str, X]`, a dataclass, or a base class, which then takes its class from `_target_`. Nothing is coerced but an int
-where a float is due. Every problem of the data is found in one pass and reported in one `ConfigError`.
+A section is a dataclass. Field types: `int`, `float`, `bool`, `str`, `Path`, `Literal`, `X | None`, `tuple[X, ...]`
+(from a list), `dict[str, X]`, a dataclass, or an abstract class, whose subclass `_target_` names. Nothing is coerced
+but an int where a float is due. Every problem of the data is found in one pass and reported in one `ConfigError`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _parse(annotation: Any, value: Any, path: str) -> Any:
     origin = typing.get_origin(annotation)
     if origin in _GENERICS:
         return _GENERICS[origin](annotation, value, path)
-    assert isinstance(annotation, type) and annotation not in (list, set, tuple, dict), f"{path}: field type {annotation}"
+    assert _is_section(annotation), f"{path}: a setting cannot be of type {annotation}"
     return _section(annotation, value, path)
 
 
@@ -66,9 +66,6 @@ def _parse_parts(path: str, parts: Iterable[tuple[Any, Any, Any]], problems: Seq
     if found:
         raise ConfigError(*found)
     return parsed
-
-
-# --- scalars ---------------------------------------------------------------------------------------------------------------
 
 
 def _bool(value: Any, path: str) -> bool:
@@ -106,9 +103,6 @@ def _path(value: Any, path: str) -> Path:
 
 
 _SCALARS: dict[Any, Callable[[Any, str], Any]] = {bool: _bool, int: _int, float: _float, str: _str, Path: _path}
-
-
-# --- generics --------------------------------------------------------------------------------------------------------------
 
 
 def _literal(annotation: Any, value: Any, path: str) -> Any:
@@ -160,7 +154,8 @@ _GENERICS: dict[Any, Callable[[Any, Any, str], Any]] = {
 }
 
 
-# --- sections --------------------------------------------------------------------------------------------------------------
+def _is_section(annotation: Any) -> bool:
+    return dataclasses.is_dataclass(annotation) or inspect.isabstract(annotation)
 
 
 def _section(base: type, value: Any, path: str) -> Any:
@@ -172,14 +167,18 @@ def _section(base: type, value: Any, path: str) -> Any:
     cls = base
     if _TARGET in value:
         cls = target_class(value[_TARGET], base, _join(path, _TARGET))
-    elif inspect.isabstract(base) or not dataclasses.is_dataclass(base):
-        raise problem(path, f"missing {_TARGET} (got {shown(dict(value))}); name a subclass of {base.__module__}.{base.__name__}")
+    elif inspect.isabstract(base):
+        raise problem(
+            path, f"missing {_TARGET} (got {shown(dict(value))}); name a subclass of {base.__module__}.{base.__name__}"
+        )
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     hints = typing.get_type_hints(cls)
     problems = _other_keys(value, path)
     for key in value:
         if isinstance(key, str) and key != _TARGET and key not in fields:
-            problems.append(f"{_join(path, key)}: unknown key of {cls.__name__} (got {shown(value[key])}); {nearest(key, fields)}")
+            problems.append(
+                f"{_join(path, key)}: unknown key of {cls.__name__} (got {shown(value[key])}); {nearest(key, fields)}"
+            )
     for name, field in fields.items():
         if name not in value and field.default is field.default_factory is dataclasses.MISSING:
             problems.append(f"{_join(path, name)}: missing; give {_described(hints[name])}")
@@ -193,14 +192,15 @@ def _section(base: type, value: Any, path: str) -> Any:
 
 
 def _other_keys(value: Mapping[Any, Any], path: str) -> list[str]:
-    return [f"{_join(path, key)}: a key must be text, got {shown(key)}; quote it" for key in value if not isinstance(key, str)]
+    return [
+        f"{_join(path, key)}: a key must be text, got {shown(key)}; quote it"
+        for key in value
+        if not isinstance(key, str)
+    ]
 
 
 def _join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
-
-
-# --- types -----------------------------------------------------------------------------------------------------------------
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -222,7 +222,7 @@ def _described(annotation: Any) -> str:
     if origin is dict:
         return f"a mapping of names to {_described(args[1])}"
     words = {bool: "true or false", int: "an int", float: "a number", str: "text", Path: "a path", Any: "a value"}
-    return words[annotation] if annotation in words else f"a section of {annotation.__name__}"
+    return words.get(annotation, f"a section of {annotation.__name__}")
 
 
 def _plain(annotation: Any, value: Any) -> Any:

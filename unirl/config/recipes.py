@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 
-# The key `domain` of a recipe -> the dataclass of its settings, imported when needed. A recipe `<domain>/<name>` belongs to it.
+# What a recipe gives as `domain` (its folder, for a shipped one) -> the class of its settings, imported when needed.
 DOMAINS = {
     "diffusion": "unirl.trainer.diffusion.DiffusionConfig",
     "sft": "unirl.trainer.sft.SFTConfig",

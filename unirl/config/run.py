@@ -16,6 +16,12 @@ from unirl.config.load import load
 from unirl.config.recipes import DOMAINS
 
 
+def prepare_process() -> None:
+    """Set the environment, and have torch and its kin load when first used: what a program does first of all."""
+    set_environment()
+    defer_heavy_imports()
+
+
 def load_recipe(recipe: str, overrides: Sequence[str] = (), domain: str | None = None) -> Any:
     """The typed run config of a recipe: a `DiffusionConfig` or `SFTConfig`.
 
@@ -37,14 +43,13 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), domain: str | None =
 def load_run(domain: str, argv: Sequence[str]) -> Any:
     """The run config of a command line `RECIPE [key=value ...]`; a mistake in it ends the program with exit code 2.
 
-    It prepares the process: the environment is set, and torch loads when first used, which is after the recipe is accepted.
+    It prepares the process; torch loads when first used, which is after the recipe is accepted.
     """
     parser = argparse.ArgumentParser(prog=f"python -m unirl.train_{domain}")
     parser.add_argument("recipe", help="a shipped recipe (see `unirl recipes`) or a YAML file")
     parser.add_argument("overrides", nargs="*", help="key=value, as in run.steps=10")
     arguments = parser.parse_args(argv)
-    set_environment()
-    defer_heavy_imports()
+    prepare_process()
     try:
         return load_recipe(arguments.recipe, arguments.overrides, domain)
     except ConfigError as error:

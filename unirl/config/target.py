@@ -52,5 +52,7 @@ def _unknown_module(missing: str, path: str) -> ConfigError:
     if not parent:
         return problem(path, f"there is no module '{missing}'; install it, or start where Python finds it")
     namespace = vars(sys.modules[parent])
-    siblings = [module.name for module in pkgutil.iter_modules(namespace["__path__"])] if "__path__" in namespace else []
+    siblings = (
+        [module.name for module in pkgutil.iter_modules(namespace["__path__"])] if "__path__" in namespace else []
+    )
     return problem(path, f"package {parent} has no module '{name}'; {nearest(name, siblings)}")

@@ -33,6 +33,10 @@ class WordConditionedSD3(nn.Module):
             pos_embed_max_size=settings.size // settings.patch,
         )
 
+    def enable_gradient_checkpointing(self) -> None:
+        """As diffusers' modules name it."""
+        self.backbone.enable_gradient_checkpointing()
+
     def forward(self, latents: torch.Tensor, time: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """latents `(B, C, H, W)`, model time `(B,)`, word ids `(B, L)` -> the shape of latents."""
         embedded = self.words(tokens)

@@ -215,9 +215,9 @@ def _axes(scale: _Scale, x_ticks: Sequence[tuple[float, int]] | None = None) -> 
     parts = []
     x_count, y_count = (6, 5) if scale.size == _LARGE else (4, 4)
     for value in ticks(*scale.y_range, y_count):
-        y = scale.y(value)
+        y, label = scale.y(value), f"{value:g}".replace("e-0", "e-")
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     low, high = scale.x_range
     if x_ticks is None:
         whole = ticks(low, high, x_count) if high > low else [low]

@@ -74,7 +74,8 @@ def small_cards(history: History, evaluation: Evaluation) -> list[Card]:
     ]
     shown |= {*_TRAINING, *evaluation.trained, *evaluation.judges, *evaluation.diversity}
     shown |= {name for name in history.names(_REWARD) if name != "reward/invalid"}
-    shown |= set(history.names(SECONDS))
+    # eval/reward is the trained scorer times its weight where it is not among the trained ones.
+    shown |= {*history.names(SECONDS), f"{EVAL}reward"}
     # A count that stayed zero is told in the health table; it needs no flat line.
     counts = {"reward/invalid", "train/skipped", "train/first_ratio_deviation"}
     shown |= {name for name in counts if not any(value for _, value in history.series(name))}

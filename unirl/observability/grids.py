@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from unirl.observability.atomic import replace_file
-from unirl.observability.formatting import figure
 from unirl.types.media import to_uint8
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def save_grid(
 
     images:   `(N, 3, H, W)` in [0, 1]
     captions: N texts, each below its picture; or one a column, above the rows
-    rewards:  N figures, each below its picture
+    rewards:  N figures, each below its picture with two decimals
     scale:    how many pixels a pixel becomes a side, unblended. None enlarges small pictures until they can be seen
               (8 x 8 by 14) and shrinks large ones to 320 pixels
     """
@@ -130,7 +129,7 @@ def _texts(count: int, captions: Sequence[str] | None, rewards: Sequence[float] 
     if captions is not None:
         lines = [[(line, False) for line in _wrap(caption, width)] for caption in captions]
     if rewards is not None:
-        lines = [[*text, (figure(reward), True)] for text, reward in zip(lines, rewards, strict=True)]
+        lines = [[*text, (f"{reward:.2f}", True)] for text, reward in zip(lines, rewards, strict=True)]
     return lines
 
 

@@ -84,7 +84,7 @@ class Trackers:
     def _tolerate(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - a copy of the numbers must never stop a run
             # A tracker is someone else's code and often a network away: whatever it raises, days of training weigh more
             # than a copy of numbers that metrics.jsonl already holds.
             if name not in self._warned:

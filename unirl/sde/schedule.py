@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 
+import jaxtyping as jt
 import torch
 
 
-def uniform_sigmas(steps: int) -> torch.Tensor:
-    """`linspace(1, 1/T, T)`, float64 `(T,)`: the base grid of most flow models."""
+def uniform_sigmas(steps: int) -> jt.Float64[torch.Tensor, "T"]:
+    """`linspace(1, 1/T, T)`: the base grid of most flow models."""
     return torch.linspace(1.0, 1.0 / steps, steps, dtype=torch.float64)
 
 
@@ -39,8 +40,8 @@ def stretch_to_terminal(sigmas: torch.Tensor, terminal: float) -> torch.Tensor:
     return 1 - gaps * (1 - terminal) / gaps[-1]
 
 
-def twice_shifted_sigmas(steps: int, shift: float, train_steps: int = 1000) -> torch.Tensor:
-    """The table that diffusers' Euler scheduler makes by itself with a static shift, `(T,)`.
+def twice_shifted_sigmas(steps: int, shift: float, train_steps: int = 1000) -> jt.Float64[torch.Tensor, "T"]:
+    """The table that diffusers' Euler scheduler makes by itself with a static shift.
 
     Its grid ends at an already shifted `1 / train_steps` and is shifted again (diffusers#13243): at shift 3 the last
     sigma is 0.0089. SD3 pipelines, and the published Flow-GRPO curves, use this table.
@@ -49,8 +50,8 @@ def twice_shifted_sigmas(steps: int, shift: float, train_steps: int = 1000) -> t
     return shift_sigmas(torch.linspace(1.0, lowest, steps, dtype=torch.float64), shift)
 
 
-def pin(sigmas: torch.Tensor) -> torch.Tensor:
-    """Append the terminal 0 and round to float32: `(T,)` -> `(T + 1,)`. The table must fall strictly."""
+def pin(sigmas: jt.Float64[torch.Tensor, "T"]) -> jt.Float32[torch.Tensor, "T+1"]:
+    """Append the terminal 0 and round to float32. The table must fall strictly."""
     table = torch.cat([sigmas, sigmas.new_zeros(1)]).to(torch.float32)
     if not (table[1:] < table[:-1]).all() or not 0 < float(table[0]) <= 1:
         raise ValueError(f"sigmas must fall strictly from at most 1 to 0, got {table.tolist()}")

@@ -16,6 +16,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 
+import jaxtyping as jt
 import torch
 
 from unirl.sde.steps import Step
@@ -23,23 +24,27 @@ from unirl.sde.steps import Step
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def upcast(x: torch.Tensor) -> torch.Tensor:
+def upcast(x: jt.Float[torch.Tensor, "*shape"]) -> jt.Float[torch.Tensor, "*shape"]:
     """float32, or float64 where the input is: half precision never enters transition maths."""
     return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 
-def per_row(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A `(B,)` column shaped to multiply `(B, ...)`."""
+def per_row(
+    value: jt.Float[torch.Tensor, "B"], like: jt.Float[torch.Tensor, "B *latent"]
+) -> jt.Float[torch.Tensor, "B *ones"]:
+    """A column shaped to multiply `like`."""
     return value.reshape(-1, *([1] * (like.ndim - 1)))
 
 
-def row_mean(x: torch.Tensor) -> torch.Tensor:
-    """Mean over all but the batch dimension: `(B, ...)` -> `(B,)`."""
+def row_mean(x: jt.Float[torch.Tensor, "B *latent"]) -> jt.Float[torch.Tensor, "B"]:
+    """Mean over all but the batch dimension."""
     return x.flatten(1).mean(1)
 
 
-def euler_step(x: torch.Tensor, velocity: torch.Tensor, step: Step) -> torch.Tensor:
-    """The probability-flow ODE, `x + v dt`. x and velocity: `(B, ...)`."""
+def euler_step(
+    x: jt.Float[torch.Tensor, "B *latent"], velocity: jt.Float[torch.Tensor, "B *latent"], step: Step
+) -> jt.Float[torch.Tensor, "B *latent"]:
+    """The probability-flow ODE, `x + v dt`."""
     x = upcast(x)
     dt = step.sigma_next.to(x.dtype) - step.sigma.to(x.dtype)
     return x + velocity.to(x.dtype) * per_row(dt, x)
@@ -54,23 +59,35 @@ class SDEStrategy(ABC):
 
     level: float
 
-    def mean(self, x: torch.Tensor, velocity: torch.Tensor, step: Step) -> torch.Tensor:
-        """Mean of the transition, the shape of x `(B, ...)`."""
+    def mean(
+        self, x: jt.Float[torch.Tensor, "B *latent"], velocity: jt.Float[torch.Tensor, "B *latent"], step: Step
+    ) -> jt.Float[torch.Tensor, "B *latent"]:
+        """Mean of the transition."""
         if self.level == 0:
             return euler_step(x, velocity, step)
         x = upcast(x)
         return self._mean(x, velocity.to(x.dtype), _columns(step, x))
 
-    def std(self, step: Step, like: torch.Tensor) -> torch.Tensor:
-        """Standard deviation of the transition, `(B, 1, ...)` to broadcast against `like` `(B, ...)`."""
+    def std(self, step: Step, like: jt.Float[torch.Tensor, "B *latent"]) -> jt.Float[torch.Tensor, "B *ones"]:
+        """Standard deviation of the transition, `(B, 1, ...)` to broadcast against `like`."""
         return self._std(_columns(step, upcast(like)))
 
-    def draw(self, mean: torch.Tensor, std: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def draw(
+        self,
+        mean: jt.Float[torch.Tensor, "B *latent"],
+        std: jt.Float[torch.Tensor, "B *ones"],
+        noise: jt.Float[torch.Tensor, "B *latent"],
+    ) -> jt.Float[torch.Tensor, "B *latent"]:
         """The next latent for a given standard normal `noise`."""
         return mean + std * noise.to(mean.dtype)
 
-    def log_prob(self, x_next: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-        """Gaussian log-density of `x_next`, averaged over latent elements: `(B,)`."""
+    def log_prob(
+        self,
+        x_next: jt.Float[torch.Tensor, "B *latent"],
+        mean: jt.Float[torch.Tensor, "B *latent"],
+        std: jt.Float[torch.Tensor, "B *ones"],
+    ) -> jt.Float[torch.Tensor, "B"]:
+        """Gaussian log-density of `x_next`, averaged over latent elements."""
         residual = x_next.to(mean.dtype) - mean
         return row_mean(-(residual**2) / (2 * std**2) - std.log() - _LOG_SQRT_2PI)
 
@@ -141,7 +158,12 @@ class CPSUnnormalised(CPS):
     Its log-ratio is `2 std^2` times the true one, a different factor at every step; clip ranges do not carry over.
     """
 
-    def log_prob(self, x_next: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    def log_prob(
+        self,
+        x_next: jt.Float[torch.Tensor, "B *latent"],
+        mean: jt.Float[torch.Tensor, "B *latent"],
+        std: jt.Float[torch.Tensor, "B *ones"],
+    ) -> jt.Float[torch.Tensor, "B"]:
         return row_mean(-((x_next.to(mean.dtype) - mean) ** 2))
 
 
@@ -153,6 +175,10 @@ STRATEGIES: dict[str, type[SDEStrategy]] = {
 }
 
 
-def gaussian_kl(mean: torch.Tensor, other_mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """KL of two Gaussians with one std, mean over elements: `(mean - other)^2 / (2 std^2)`. `(B, ...)` -> `(B,)`."""
+def gaussian_kl(
+    mean: jt.Float[torch.Tensor, "B *latent"],
+    other_mean: jt.Float[torch.Tensor, "B *latent"],
+    std: jt.Float[torch.Tensor, "B *ones"],
+) -> jt.Float[torch.Tensor, "B"]:
+    """KL of two Gaussians with one std, averaged over elements: `(mean - other)^2 / (2 std^2)`."""
     return row_mean((mean - other_mean) ** 2 / (2 * std**2))

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import jaxtyping as jt
 import torch
 
 from unirl.sde.noise import StepNoise
@@ -76,16 +77,16 @@ def sample_trajectory(  # noqa: PLR0913 - a bundle of these would be made at its
 class Replay:
     """Transitions of N samples at S recorded steps under the present weights.
 
-    log_probs: `(N, S)`
-    means:     `(N, S, *latent)`
+    log_probs: averaged over latent elements
+    means:     of the transitions
     stds:      `(N, S, 1, ...)`
-    dts:       `(S,)` `sigma_next - sigma`, below 0
+    dts:       `sigma_next - sigma`, below 0
     """
 
-    log_probs: torch.Tensor
-    means: torch.Tensor
-    stds: torch.Tensor
-    dts: torch.Tensor
+    log_probs: jt.Float[torch.Tensor, "N S"]
+    means: jt.Float[torch.Tensor, "N S *latent"]
+    stds: jt.Float[torch.Tensor, "N S *ones"]
+    dts: jt.Float[torch.Tensor, "S"]
 
 
 def replay_trajectory(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
+from unirl.types.seed import generator
+
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from peft.tuners.tuners_utils import BaseTunerLayer
 
 
@@ -28,26 +32,37 @@ class LoRA:
             raise ValueError("targets is empty; leave it null for the family's own")
 
 
+def adapter_config(lora: LoRA, default_targets: tuple[str, ...]) -> LoraConfig:
+    """The same in peft's words."""
+    from peft import LoraConfig
+
+    targets = lora.targets or default_targets
+    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(targets))
+
+
 def inject(module: torch.nn.Module, lora: LoRA, default_targets: tuple[str, ...], seed: int) -> None:
     """Wrap the targeted Linear layers; the adapter is float32 and the only thing that trains.
 
-    A target that matches no layer is an error: part of the model would silently stay untrained.
+    A target that matches no layer is an error: part of the model would silently stay untrained. B is 0, so the adapter
+    starts as the identity. A is drawn (Kaiming) from the seed and its own name, whatever the device and the base dtype.
     """
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import inject_adapter_in_model
 
     targets = lora.targets or default_targets
     names = [name for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
     unmatched = [target for target in targets if not any(_matches(name, target) for name in names)]
     if unmatched:
         raise ValueError(f"LoRA targets {unmatched} match no Linear layer; layers here end in {_endings(names)}")
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(targets))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inject_adapter_in_model(config, module)
+        inject_adapter_in_model(adapter_config(lora, default_targets), module)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+            # peft has drawn from the global generator and rounded to the dtype of the layer below.
+            start = torch.zeros(parameter.shape)
+            if "lora_A" in name:
+                torch.nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator(seed, "lora", name))
+            parameter.data = start.to(parameter.device)
 
 
 @contextmanager

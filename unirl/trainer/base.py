@@ -6,12 +6,13 @@ import dataclasses
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, final
+from typing import Any, final
 
+from unirl.config.error import ConfigError
 from unirl.config.load import dump
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.observability.metrics import MetricsLog
@@ -37,9 +38,6 @@ class CommonConfig:
     run: RunConfig
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
-
-
-Config = TypeVar("Config", bound=CommonConfig)
 
 
 class Trainer(ABC):
@@ -80,16 +78,18 @@ class Trainer(ABC):
         Raises Interrupted after a Ctrl-C or SIGTERM: the step under way is finished and saved first.
         """
         run = self._common.run
-        folder = RunFolder.open(run.output, run.name, config=dump(self._common), seed=run.seed)
+        config = dump(self._common)
+        try:
+            folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
         with _stop_requests() as stop, self._common.placement.slab() as slab:
             self.setup(slab)
             done = self._resume(store)
             log = MetricsLog(folder.metrics)
             log.truncate_after(done if store.latest() is not None else -1)
-            trackers = Trackers(
-                self._common.logging.trackers, folder.path, run.name, dump(self._common), resumed_at=done
-            )
+            trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
             progress = ProgressLine(run.steps)
             try:
                 if done == 0:
@@ -101,11 +101,10 @@ class Trainer(ABC):
                     last = number + 1 == run.steps or stop.requested
                     self._record(number + 1, metrics, log, trackers, progress)
                     if last or (number + 1) % run.save_every == 0:
+                        log.sync()
                         self._save(store, number + 1, metrics)
                     if stop.requested and number + 1 < run.steps:
-                        raise Interrupted(
-                            f"stopped after step {number + 1} of {run.steps}; the same command continues it"
-                        )
+                        raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
             finally:
                 progress.close()
                 trackers.close()
@@ -116,7 +115,7 @@ class Trainer(ABC):
         checkpoint = store.latest()
         if checkpoint is None:
             return 0
-        self.load_state(store.load(checkpoint))
+        self.load_state(store.load(checkpoint, "cpu"))
         return checkpoint.step
 
     def _save(self, store: CheckpointStore, step: int, metrics: dict[str, float]) -> None:
@@ -130,7 +129,7 @@ class Trainer(ABC):
             evaluation = self.evaluate()
         if evaluation is None:
             return {}
-        evaluation.save_pictures(folder.samples, done)
+        evaluation.save_pictures(folder, done)
         return evaluation.metrics
 
     def _record(
@@ -140,6 +139,28 @@ class Trainer(ABC):
         log.append(step, metrics)
         trackers.log(metrics, step)
         progress.update(step, metrics, self.timer.left(self._common.run.steps - step))
+
+
+def run(trainer: Trainer) -> int:
+    """Fit, tell where the report is, and return the exit code of the program."""
+    return reported(lambda: f"report: {trainer.fit() / 'report.html'}")
+
+
+def reported(work: Callable[[], str]) -> int:
+    """Do `work` and print what it says; a mistake of the user or a full disk ends in one line, without a traceback."""
+    try:
+        said = work()
+    except Interrupted as stop:
+        sys.stderr.write(f"{stop}\n")
+        return 130
+    except ConfigError as error:
+        sys.stderr.write(error.report())
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"{said}\n")
+    return 0
 
 
 class _StopRequests:

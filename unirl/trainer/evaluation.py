@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import torch
 
 from unirl.data.prompts import PromptSource, as_roots
-from unirl.observability.grids import save_grid
+from unirl.distributed.group.handle import Handle
+from unirl.observability.grids import before_after, save_grid
+from unirl.observability.run_folder import RunFolder
 from unirl.reward.scorer import Scorer, SetMeasure
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer, set_measures
 from unirl.types.sample import Sample
@@ -61,25 +62,39 @@ class Evaluation:
     """What an evaluation found.
 
     metrics:  `eval/...` figures
-    pictures: `(N, 3, H, W)` in the order of prompts, `per_prompt` of each
-    captions: one a prompt
+    pictures: `(P * S, 3, H, W)`, S samples of each of the P prompts, siblings next to each other
+    rewards:  `(P * S,)` of the pictures
+    prompts:  P texts
     """
 
     metrics: dict[str, float]
     pictures: torch.Tensor | None
-    captions: list[str]
-    per_prompt: int
+    rewards: torch.Tensor
+    prompts: list[str]
 
-    def save_pictures(self, folder: Path, step: int) -> None:
-        """`eval_<step>.png`: one prompt a column, one noise a row."""
-        if self.pictures is not None:
-            by_noise = self.pictures.unflatten(0, (len(self.captions), self.per_prompt)).transpose(0, 1).flatten(0, 1)
-            save_grid(by_noise, folder / f"eval_{step:06d}.png", columns=len(self.captions), captions=self.captions)
+    def save_pictures(self, folder: RunFolder, step: int) -> None:
+        """A grid with one prompt a column and one noise a row, and the first evaluation's pictures above these."""
+        from safetensors.torch import load_file, save_file
+
+        if self.pictures is None:
+            return
+        shape = (len(self.prompts), len(self.pictures) // len(self.prompts))
+        by_noise = self.pictures.unflatten(0, shape).transpose(0, 1).flatten(0, 1)
+        rewards = self.rewards.unflatten(0, shape).T.flatten().tolist()
+        save_grid(
+            by_noise, folder.samples / f"eval_{step:06d}.png", columns=shape[0], captions=self.prompts, rewards=rewards
+        )
+        first = folder.samples / "before.safetensors"
+        if step == 0:
+            save_file({"pictures": self.pictures.contiguous()}, first)
+        elif first.exists():
+            before = load_file(first)["pictures"]
+            before_after(before, self.pictures, folder.before_after, prompts=self.prompts)
 
 
-def judge(sample: Sample, service: RewardService, config: EvalConfig) -> Evaluation:
+def judge(sample: Sample, judges: Handle[RewardService], config: EvalConfig) -> Evaluation:
     """Figures and pictures of a filled evaluation sample."""
-    scores = service.score(sample)
+    scores = judges.score(sample)
     valid = scores.total[scores.valid]
     metrics = {"eval/reward": float(valid.double().mean()) if len(valid) else float("nan")}
     for name, column in scores.components.items():
@@ -90,8 +105,6 @@ def judge(sample: Sample, service: RewardService, config: EvalConfig) -> Evaluat
     assert media is not None
     assert prompts is not None
     assert prompts.texts is not None
-    shown = min(config.pictures, config.samples_per_prompt)
-    pictures = media.images
-    if pictures is not None:
-        pictures = pictures.unflatten(0, (len(prompts.texts), config.samples_per_prompt))[:, :shown].flatten(0, 1)
-    return Evaluation(metrics, pictures, prompts.texts, shown)
+    shown = [row for row in range(len(scores)) if row % config.samples_per_prompt < config.pictures]
+    pictures = None if media.images is None else media.images[shown]
+    return Evaluation(metrics, pictures, scores.total[shown], prompts.texts)

@@ -12,9 +12,9 @@ from unirl.trainer.restore import export_run
 from unirl.trainer.sft import SFTTrainer
 
 PLAN = """\
-UniRL quickstart: teach a small text-to-image model to draw the digit that was asked for. About two minutes on a laptop CPU.
-  1. Supervised: a 0.6 million parameter flow model learns to draw 8 x 8 digits from captions of which 45 % are wrong (~75 s).
-  2. Flow-GRPO: it draws digits, a classifier scores them, and it is reinforced, held by a KL to the base (~30 s).
+UniRL quickstart: teach a small text-to-image model to draw the digit that was asked for. Two minutes on a laptop CPU.
+  1. Supervised: a 0.6 M parameter flow model learns 8 x 8 digits from captions of which 45 % are wrong (~75 s).
+  2. Flow-GRPO: it draws digits, a classifier scores them, it is reinforced, held by a KL to the base (~30 s).
   3. Judges that it was never trained on, fitted on the other half of the data, say what was learnt.
 Ctrl-C stops it; the same command continues.
 """

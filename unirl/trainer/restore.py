@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from unirl.config.error import ConfigError
 from unirl.config.run import load_recipe
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Slab
@@ -26,7 +27,7 @@ from unirl.types.sampling import DiffusionSamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A run's configuration and its weights, loaded. default_weights: what its evaluations show (EMA where it samples so)."""
+    """A run's configuration, and its weights loaded. default_weights: those that its evaluations show."""
 
     config: DiffusionConfig | SFTConfig
     slab: Slab
@@ -39,12 +40,12 @@ def restored(run: Path, step: int | None) -> Iterator[Restored]:
     """The run in folder `run` at checkpoint `step`; None takes the newest complete one."""
     recipe = run / "config.yaml"
     if not recipe.is_file():
-        raise ValueError(f"{run} is no run: it holds no config.yaml")
+        raise ConfigError(f"{run} is no run: it holds no config.yaml")
     config = load_recipe(str(recipe))
     store = CheckpointStore(run / "checkpoints", keep_last=1, keep_best=0)
     checkpoint = store.latest() if step is None else store.at(step)
     if checkpoint is None:
-        raise ValueError(f"{run} has no complete checkpoint" + ("" if step is None else f" of step {step}"))
+        raise ConfigError(f"{run} has no complete checkpoint")
     with config.placement.slab() as slab:
         backend = slab.spawn(
             FSDPBackend,
@@ -55,7 +56,7 @@ def restored(run: Path, step: int | None) -> Iterator[Restored]:
             total_steps=config.run.steps,
             with_reference=False,
         )
-        backend.load_state(store.load(checkpoint)["backend"])
+        backend.load_state(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
         yield Restored(config, slab, backend, _default_weights(config))
 
 
@@ -79,7 +80,7 @@ def sample_run(
     """`per_prompt` samples of each prompt from the weights of a run, by the ODE of the run's own sampling."""
     with restored(run, step) as found:
         if found.config.sampling is None:
-            raise ValueError(f"{run} does not say how it samples: its recipe has no sampling section")
+            raise ConfigError(f"{run} does not say how it samples: its recipe has no sampling section")
         engine = found.slab.spawn(TrainsideEngine, found.backend, Trainside(weights=_chosen(found, weights)))
         filled = engine.generate(_request(prompts, per_prompt, found.config.sampling, seed))
     assert filled.frontier.media is not None
@@ -94,7 +95,7 @@ def _request(prompts: list[str], per_prompt: int, sampling: DiffusionSamplingPar
 
 def _chosen(found: Restored, weights: Literal["live", "ema"] | None) -> Literal["live", "ema"]:
     if weights == "ema" and found.config.train.backend.ema is None:
-        raise ValueError("this run kept no EMA: its recipe has train.backend.ema=null")
+        raise ConfigError("this run kept no EMA: its recipe has train.backend.ema=null")
     return found.default_weights if weights is None else weights
 
 

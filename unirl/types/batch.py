@@ -183,14 +183,19 @@ def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows])
             raise ValueError(f"{label}: keys differ between the batches to join: {[sorted(v) for v in values]}")
         return {key: torch.cat([value[key] for value in values]) for key in values[0]}
     if kind == "padded":
-        lengths, mask = {value.shape[1] for value in values}, field.metadata[_MASK]
-        if len(lengths) > 1 and batches[0].__dict__[mask] is None:
-            raise ValueError(
-                f"{label}: lengths {sorted(lengths)} cannot be joined without {mask!r}, their padding would pass for "
-                "content; encode to one length"
-            )
+        mask = field.metadata[_MASK]
+        _check_padding(label, values, mask, masked=batches[0].__dict__[mask] is not None)
         values = pad_to_longest(values)
     return torch.cat(values)
+
+
+def _check_padding(label: str, tensors: Sequence[torch.Tensor], mask: str, *, masked: bool) -> None:
+    lengths = sorted({tensor.shape[1] for tensor in tensors})
+    if len(lengths) > 1 and not masked:
+        raise ValueError(
+            f"{label}: lengths {lengths} cannot be joined without {mask!r}, their padding would pass for content; "
+            "encode to one length"
+        )
 
 
 def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -63,6 +63,15 @@ def test_a_null_seed_is_drawn_and_followed_and_zero_is_a_seed(write: Write) -> N
     assert compose(recipe, ["run.seed=0"])["sampling"]["seed"] == 0
 
 
+def test_a_run_that_is_continued_keeps_the_seed_it_drew(write: Write, tmp_path: Path) -> None:
+    recipe, output = write(PLAIN), f"run.output='{tmp_path}'"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("run: {seed: 1234}\n")
+    assert compose(recipe, [output])["sampling"]["seed"] == 1234
+    assert compose(recipe, [output, "run.seed=7"])["sampling"]["seed"] == 7
+    assert compose(recipe, [output, "run.name=another"])["sampling"]["seed"] != 1234
+
+
 def test_a_seed_that_a_recipe_does_not_mention_is_drawn_too(write: Write) -> None:
     assert type(compose(write("domain: sft\nrun: {name: x}"))["run"]["seed"]) is int
 
@@ -115,6 +124,7 @@ def test_overrides_add_and_remove_as_in_hydra_and_keep_types(write: Write) -> No
     }
     # a dotted key needs no plus: which keys there are is for strict loading to say
     values = ["x.a=1e-4", "x.b=true", "x.c=null", "x.d=[1,2]", "x.e={f:1}", "x.g='3'", "x.h=no"]
+    assert compose(recipe, ["+x=[1,2,3]", "x.1=9"])["x"] == [1, 9, 3]
     assert compose(recipe, values)["x"] == {
         "a": 1e-4,
         "b": True,
@@ -155,14 +165,14 @@ def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
 def test_a_file_may_refine_a_shipped_recipe_and_choose_among_the_groups(write: Write) -> None:
     shipped: Any = yaml.safe_load(composed_yaml("diffusion/sd3_flow_grpo"))
     recipe = write(
-        "defaults:\n  - /diffusion/sd3_flow_grpo\n  - override /reward: pickscore\n  - _self_\nrun: {name: mine}\n"
+        "defaults:\n  - /diffusion/sd3_flow_grpo\n  - override /reward: digits\n  - _self_\nrun: {name: mine}\n"
     )
     mine: Any = yaml.safe_load(composed_yaml(recipe))
     assert mine["run"] == {**shipped["run"], "name": "mine"}
-    assert list(mine["reward"]["scorers"]) == ["pickscore"]
+    assert list(mine["reward"]["scorers"]) == ["digit"]
     assert {**mine, "run": 0, "reward": 0} == {**shipped, "run": 0, "reward": 0}
-    digits: Any = yaml.safe_load(composed_yaml(recipe, ["model=digits"]))
-    assert digits["model"]["_target_"] == yaml.safe_load(composed_yaml("diffusion/digits"))["model"]["_target_"]
+    tiny: Any = yaml.safe_load(composed_yaml(recipe, ["model=tiny_sd3"]))
+    assert tiny["model"] == yaml.safe_load(composed_yaml("diffusion/digits"))["model"]
 
 
 def test_shown_yaml_keeps_interpolations_and_the_open_seed(write: Write) -> None:

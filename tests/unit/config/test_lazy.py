@@ -27,7 +27,7 @@ import unirl.types.sampling
 from unirl.config.load import load
 params = load(unirl.types.sampling.DiffusionSamplingParams, {"steps": 10, "height": 512, "width": 512})
 assert params.resolve_sde_indices(0) == tuple(range(9))
-print(sorted(name for name in sys.modules if name.startswith(("torch.", "numpy.", "diffusers.", "transformers."))))
+print(sorted(name for name in sys.modules if name.startswith(("torch.", "sklearn.", "diffusers.", "transformers."))))
 """)
     assert loaded == "[]"
 

@@ -60,6 +60,11 @@ def test_what_is_left_out_takes_the_default() -> None:
     assert loaded.run.seed is None
 
 
+def test_a_path_may_start_at_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somebody")
+    assert load(Config, changed("run.output", "~/runs")).run.output == Path("/somebody/runs")
+
+
 def test_null_turns_an_optional_section_off_and_an_empty_one_takes_defaults() -> None:
     assert load(Config, changed("optimizer.lora", None)).optimizer.lora is None
     assert load(Config, changed("optimizer.lora", {})).optimizer.lora == Lora()
@@ -271,7 +276,7 @@ def test_keys_must_be_text() -> None:
 
 def test_a_field_type_outside_the_list_is_our_mistake() -> None:
     fields = dataclasses.make_dataclass("Wrong", [("items", list[int])])
-    with pytest.raises(AssertionError, match="items: field type"):
+    with pytest.raises(AssertionError, match="items: a setting cannot be of type"):
         load(fields, {"items": [1]})
 
 
@@ -331,11 +336,12 @@ TREES = st.recursive(LEAVES, lambda x: st.lists(x, max_size=2) | st.dictionaries
 )
 @given(value=TREES)
 def test_whatever_stands_in_a_recipe_loads_or_is_a_config_error(path: str, value: Any) -> None:
+    found: tuple[str, ...] = ()
     try:
         load(Config, changed(path, value))
     except ConfigError as error:
-        assert error.problems
-        assert all(problem.startswith(path.partition(".")[0]) for problem in error.problems)
+        found = error.problems
+    assert all(problem.startswith(path.partition(".")[0]) for problem in found)
 
 
 def test_an_error_survives_the_way_between_processes() -> None:

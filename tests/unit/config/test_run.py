@@ -17,7 +17,8 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(DOMAINS, "tiny", f"{HERE}.TinyConfig")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(
-        f"domain: tiny\nrun: {{name: x, steps: 3, seed: null}}\nrule: {{_target_: {HERE}.Window, size: '${{run.steps}}'}}\n"
+        "domain: tiny\nrun: {name: x, steps: 3, seed: null}\n"
+        f"rule: {{_target_: {HERE}.Window, size: '${{run.steps}}'}}\n"
     )
     return "mine.yaml"
 
@@ -38,9 +39,9 @@ def test_settings_that_the_recipe_does_not_mention_can_be_overridden_and_misspel
 
 def test_a_recipe_of_another_domain_is_refused_with_the_right_command(recipe: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_recipe(recipe, ["run.name='a b'"], "diffusion")
+        load_recipe(recipe, ["run.name=a b"], "diffusion")
     assert caught.value.problems == (
-        "recipe mine.yaml is of domain tiny, not diffusion; run `python -m unirl.train_tiny mine.yaml 'run.name='\"'\"'a b'\"'\"''`",
+        "recipe mine.yaml is of domain tiny, not diffusion; run `python -m unirl.train_tiny mine.yaml 'run.name=a b'`",
     )
 
 
@@ -62,10 +63,7 @@ def test_a_recipe_must_say_its_domain(recipe: str, override: str, told: str) -> 
 def test_a_command_line_with_a_mistake_ends_with_code_2_and_names_it(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "unirl.config.run.defer_heavy_imports", lambda: None
-    )  # it would change the process of all tests
-    monkeypatch.setattr("unirl.config.run.set_environment", lambda: None)
+    monkeypatch.setattr("unirl.config.run.prepare_process", lambda: None)  # it would change the process of all tests
     with pytest.raises(SystemExit) as ended:
         load_run("tiny", [recipe, "run.steps=many", "rule.moves=1"])
     assert ended.value.code == 2

@@ -14,13 +14,13 @@ from unirl.models.diffusion.sd3 import SD3
 @pytest.fixture(scope="session")
 def sd3(tmp_path_factory: pytest.TempPathFactory) -> SD3:
     folder = write_pipeline(tmp_path_factory.mktemp("sd3") / "pipeline")
-    return SD3(checkpoint=str(folder), max_sequence_length=32)
+    return SD3(checkpoint=str(folder), max_sequence_length=48)
 
 
 @pytest.fixture(scope="session")
 def sd3_without_t5(tmp_path_factory: pytest.TempPathFactory) -> SD3:
     folder = write_pipeline(tmp_path_factory.mktemp("sd3") / "pipeline", with_t5=False)
-    return SD3(checkpoint=str(folder), t5=False, max_sequence_length=32)
+    return SD3(checkpoint=str(folder), t5=False, max_sequence_length=48)
 
 
 @pytest.fixture

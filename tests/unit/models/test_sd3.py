@@ -83,7 +83,7 @@ def theirs(bundle: Bundle, sample: Sample, **arguments: Any) -> Walk:
         num_inference_steps=sampling.steps,
         guidance_scale=sampling.guidance,
         latents=initial_noise(part.ids, (4, sampling.height // 2, sampling.width // 2), sampling.seed),
-        max_sequence_length=32,
+        max_sequence_length=48,
         callback_on_step_end=keep,
         output_type="pt",
         **arguments,
@@ -115,7 +115,7 @@ def test_a_picture_that_is_not_square_equals_the_pipelines_own(sd3: SD3, bundle:
 def test_a_wrong_formula_misses_the_pipeline(
     sd3: SD3, bundle: Bundle, wrong: type[SD3], settings: dict[str, Any]
 ) -> None:
-    family = wrong(checkpoint=sd3.checkpoint, max_sequence_length=32, **settings)
+    family = wrong(checkpoint=sd3.checkpoint, max_sequence_length=48, **settings)
     sample = request_for(PROMPTS, guidance=4.5, noise_level=0.0)
     assert ours(family, bundle, sample).distance(theirs(bundle, sample)) > 100 * TOLERANCE
 

@@ -18,6 +18,7 @@ from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.models.base import DiffusionFamily
 from unirl.models.diffusion_stage import DiffusionStage
+from unirl.train.checkpoint import rng_state, set_rng_state
 from unirl.train.ema import EMA, Shadow
 from unirl.train.lora import LoRA, inject, switched_off
 from unirl.train.optim import AdamW
@@ -156,6 +157,7 @@ class FSDPBackend(Remote):
             "ema_updates": self._ema_updates,
             "skipped_in_row": self._skipped_in_row,
             "version": self.version,
+            "rng": rng_state(),
         }
 
     @remote(Dispatch.BROADCAST)
@@ -181,6 +183,7 @@ class FSDPBackend(Remote):
             self._ema.load(state["ema"])
         self._steps, self._ema_updates = state["steps"], state["ema_updates"]
         self._skipped_in_row, self.version = state["skipped_in_row"], state["version"]
+        set_rng_state(state["rng"])
 
     @remote(Dispatch.RANK_ZERO)
     def export(self, folder: Path, *, weights: Literal["live", "ema"]) -> None:

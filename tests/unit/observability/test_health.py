@@ -1,0 +1,59 @@
+"""Health checks: each limit from both sides."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from unirl.observability.health import check_health
+from unirl.observability.history import History
+from unirl.observability.judges import Evaluation
+
+NOTHING = Evaluation([], [], [], [])
+
+
+def states(**columns: list[float]) -> dict[str, str]:
+    """Verdict by topic; in names of metrics, double underscores stand for slashes."""
+    length = len(next(iter(columns.values())))
+    rows = [{n.replace("__", "/"): columns[n][i] for n in columns} for i in range(length)]
+    lines = [{"step": i + 1, **row} for i, row in enumerate(rows)]
+    return {check.topic: check.state for check in check_health(History(lines), NOTHING)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "topic", "good", "bad"),
+    [
+        ("train__first_ratio_deviation", "replay", [0.0, 1e-5], [0.0, 2e-5, 0.0]),
+        ("train__ratio_deviation", "ratio deviation", [0.2, 1.0], [1.1, 0.1]),
+        ("train__clip_fraction", "clip fraction", [1.0] * 9 + [0.95], [0.0] * 9 + [0.96]),
+        ("advantage__constant_groups", "constant groups", [1.0] * 9 + [0.5], [0.0] * 9 + [0.6]),
+        ("train__skipped", "skipped steps", [0.0, 0.0], [0.0, 1.0, 0.0]),
+        ("reward__invalid", "invalid samples", [0.0], [2.0, 0.0]),
+    ],
+)
+def test_every_limit_holds_from_both_sides(metric: str, topic: str, good: list[float], bad: list[float]) -> None:
+    assert states(**{metric: good})[topic] == "ok"
+    assert states(**{metric: bad})[topic] == "warn"
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_figure_that_is_not_finite_warns_and_never_passes_a_limit(broken: float) -> None:
+    found = states(train__first_ratio_deviation=[0.0, broken], train__kl=[0.1, broken])
+    assert found == {"replay": "warn", "numbers that are not finite": "warn", "KL": "info"}
+
+
+def test_checks_without_their_metric_are_left_out() -> None:
+    assert states(train__loss=[0.5]) == {"numbers that are not finite": "ok"}
+    assert check_health(History([]), NOTHING) == []
+
+
+def test_warnings_come_first_and_tell_their_number() -> None:
+    lines = [{"step": 1, "train/kl": 0.25, "train/skipped": 2.0, "train/ratio_deviation": 0.125}]
+    checks = check_health(History(lines), NOTHING)
+    assert [(check.topic, check.value) for check in checks] == [
+        ("skipped steps", "2"),
+        ("ratio deviation", "0.125"),
+        ("KL", "0.250"),
+        ("numbers that are not finite", "none"),
+    ]

@@ -1,0 +1,53 @@
+"""Trained weights as what the ecosystem loads."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from unirl.models.diffusion_stage import DiffusionStage
+from unirl.train.lora import LoRA, adapter_config
+
+
+def write_export(stage: DiffusionStage, lora: LoRA | None, folder: Path) -> None:
+    """Write the present weights of `stage` to `folder`, which must be new or empty; it is complete or not there.
+
+    Without `lora` the family's own folder (`family.save`). With it a peft adapter, which
+    `PeftModel.from_pretrained(transformer, folder)` loads, and where the family is a diffusers pipeline also
+    `pytorch_lora_weights.safetensors`, which `pipeline.load_lora_weights(folder)` loads.
+    """
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists already: export to a new or an empty folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
+        whole = Path(beside, folder.name)
+        whole.mkdir()
+        if lora is None:
+            stage.family.save(stage.bundle, whole)
+        else:
+            _write_adapter(stage, lora, whole)
+        whole.rename(folder)
+
+
+def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    module, processors = stage.bundle.transformer, stage.bundle.processors
+    weights = {name: value.detach().cpu() for name, value in get_peft_model_state_dict(module).items()}
+    config = adapter_config(lora, stage.family.lora_targets)
+    config.inference_mode = True
+    if "pipeline" in processors:
+        config.base_model_name_or_path = processors["pipeline"].name_or_path
+        processors["pipeline"].save_lora_weights(folder, transformer_lora_layers=_scaled(weights, lora))
+    config.save_pretrained(str(folder))
+    named = {f"base_model.model.{name}": value for name, value in weights.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _scaled(weights: dict[str, torch.Tensor], lora: LoRA) -> dict[str, torch.Tensor]:
+    """alpha / rank multiplied into B. The file says nothing of alpha, and its readers then take alpha = rank."""
+    return {name: value * (lora.alpha / lora.rank) if "lora_B" in name else value for name, value in weights.items()}
