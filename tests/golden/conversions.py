@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from unirl.types.reward import Scores
 from unirl.types.sample import Part
 
 # Our result is float32, computed in float64.
-FLOAT32 = {"rtol": 2e-7, "atol": 1e-7}
+FLOAT32: dict[str, Any] = {"rtol": 2e-7, "atol": 1e-7}
 
 
 def blocks(count: int, size: int) -> list[str]:

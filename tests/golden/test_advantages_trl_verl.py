@@ -71,7 +71,8 @@ def zero_variance(file: str) -> Any:
 @cases("13_adv_trl", *(name for name in TESTED["13_adv_trl"] if "zero_variance" not in name))
 def test_trl_advantages_of_a_weighted_sum(case: Case) -> None:
     """Unbiased std, eps 1e-4; a completion that no function can score is NaN, and nan-sums skip a missing component."""
-    scale: Scale = {"group": "group_std", "batch": "global_std", "none": "none"}[case.raw("scale_rewards")]
+    scales: dict[str, Scale] = {"group": "group_std", "batch": "global_std", "none": "none"}
+    scale = scales[case.raw("scale_rewards")]
     table = case.input("rewards")
     unscorable = torch.isnan(table).all(1)
     rewards = torch.nansum(table * case.input("reward_weights"), 1).masked_fill(unscorable, torch.nan)

@@ -16,8 +16,8 @@ from unirl.sde.strategy import gaussian_kl, per_row, row_mean
 from unirl.types.advantages import group_relative
 
 NFT, OTHER = "23_loss_diffusion_nft", "25_loss_distill_sft_time"
-EXACT = {"rtol": 1e-12, "atol": 1e-14}
-GRADIENT = {"rtol": 1e-10, "atol": 1e-14}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-14}
+GRADIENT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-14}
 
 PLAIN = [name for name in load(NFT) if name.startswith(("nvlabs_beta", "flow_factory", "verl_omni_beta"))]
 MODES = [name for name in load(NFT) if "adv_mode" in name or "reward_prob" in name]

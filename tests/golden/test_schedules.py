@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ ALONE = ("diffusers_static_shift3.0_T10_explicit_sigmas", "dynamic_linear_mu1.15
 WITHOUT_COUNTERPART = {"flux2_empirical_mu": "mu from image tokens and steps: FLUX.2's own, no schedule function"}
 
 # Libraries compute their tables in float32; ours is float64, rounded once.
-FLOAT32 = {"rtol": 0.0, "atol": 1.3e-7}
+FLOAT32: dict[str, Any] = {"rtol": 0.0, "atol": 1.3e-7}
 
 
 def name_of(case: Case) -> str:

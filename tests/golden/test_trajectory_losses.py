@@ -14,8 +14,8 @@ from unirl.sde.steps import Schedule
 from unirl.sde.strategy import STRATEGIES, SDEStrategy, gaussian_kl, row_mean
 
 CLIP, DIVERGENCE = "20_loss_flowgrpo", "22_loss_flow_dppo"
-EXACT = {"rtol": 1e-12, "atol": 1e-14}
-GRADIENT = {"rtol": 1e-10, "atol": 1e-14}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-14}
+GRADIENT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-14}
 
 FLOW_GRPO = [name for name in load(CLIP) if name.startswith("flow_grpo")]
 UNIRL = [name for name in load(CLIP) if name.startswith("unirl")]

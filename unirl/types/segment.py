@@ -42,6 +42,9 @@ class LatentSegment(Rows):
             raise ValueError(f"{self.latents.shape[1]} latents are recorded for {len(self.positions)} positions")
         if self.log_probs.shape[1:] != self.sde_indices.shape:
             raise ValueError(f"log_probs {tuple(self.log_probs.shape)} do not fit {len(self.sde_indices)} SDE steps")
+        if self.unconditional is not None and self.unconditional.shape[1] != len(self.sde_indices):
+            given = self.unconditional.shape[1]
+            raise ValueError(f"{given} unconditional velocities do not fit {len(self.sde_indices)} SDE steps")
         recorded, chosen = self.positions.tolist(), self.sde_indices.tolist()
         if recorded != sorted(set(recorded)) or chosen != sorted(set(chosen)):
             raise ValueError(f"positions {recorded} and SDE steps {chosen} must be sorted and distinct")

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.types.same import assert_same
 from unirl.types.batch import Rows, dense, listed, mapped, nested, packed, padded, shared
 
 
@@ -54,23 +55,6 @@ def everything(lengths: list[int], width: int = 3, offset: int = 0, *, maybe: bo
         columns={"a": rows.float(), "b": -rows[:, None].float()},
         maybe=rows.clone() if maybe else None,
     )
-
-
-def assert_same(a: Any, b: Any) -> None:
-    """Equal in type, dtype, shape and value."""
-    assert type(a) is type(b)
-    if isinstance(a, Rows):
-        for field in dataclasses.fields(a):
-            assert_same(a.__dict__[field.name], b.__dict__[field.name])
-    elif isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_same(a[key], b[key])
-    else:
-        assert a == b
 
 
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=8)
@@ -214,7 +198,7 @@ def test_zero_batches_cannot_be_joined() -> None:
 
 def test_a_field_that_only_some_batches_have_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="Everything.maybe is set in some of the batches to join and missing in others"
+        ValueError, match=r"Everything\.maybe is set in some of the batches to join and missing in others"
     ):
         Everything.concat([everything([1]), everything([1], maybe=True)])
 

@@ -49,5 +49,5 @@ def test_both_branches_have_the_same_rows_and_may_differ_in_length() -> None:
 
 def test_a_guided_and_an_unguided_batch_do_not_join() -> None:
     guided = Conditions(positive=embedding(1, 2, masked=True), negative=embedding(1, 1, masked=True))
-    with pytest.raises(ValueError, match="Conditions.negative is set in some of the batches to join"):
+    with pytest.raises(ValueError, match=r"Conditions\.negative is set in some of the batches to join"):
         Conditions.concat([guided, Conditions(positive=embedding(1, 2, masked=True))])

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.types.same import assert_same_sample
 from unirl.types.condition import Conditions, Embedding
 from unirl.types.media import Media
 from unirl.types.reward import Scores
@@ -60,26 +61,6 @@ def rewarded(part: Part, rewards: list[float]) -> Part:
 def enhanced(count: int, rewrites: int, images: int) -> Sample:
     """Prompt, rewrite, image."""
     return Sample((prompts(count),)).fork(rewrites, SAMPLING).fork(images, SAMPLING)
-
-
-def assert_same_sample(a: Sample, b: Sample) -> None:
-    assert len(a.parts) == len(b.parts)
-    for own, other in zip(a.parts, b.parts, strict=True):
-        assert own.ids == other.ids
-        assert own.metadata == other.metadata
-        assert own.sampling == other.sampling
-        assert (own.segment is None) == (other.segment is None)
-        if isinstance(own.segment, LatentSegment) and isinstance(other.segment, LatentSegment):
-            for field in dataclasses.fields(LatentSegment):
-                left, right = own.segment.__dict__[field.name], other.segment.__dict__[field.name]
-                assert (left is None and right is None) or torch.equal(left, right)
-        if own.media is not None and own.media.images is not None:
-            assert other.media is not None
-            assert other.media.images is not None
-            assert torch.equal(own.media.images, other.media.images)
-        if own.conditions is not None:
-            assert other.conditions is not None
-            assert torch.equal(own.conditions.positive.tokens, other.conditions.positive.tokens)
 
 
 # Part
@@ -175,14 +156,14 @@ def test_groups_are_siblings_or_the_descendants_of_a_prompt_or_all() -> None:
 def test_parts_of_different_sampling_do_not_join() -> None:
     """Their schedules differ: 4 steps and 5."""
     other = DiffusionSamplingParams(steps=5, height=8, width=8)
-    with pytest.raises(ValueError, match="Part.sampling must be the same in all batches to join"):
+    with pytest.raises(ValueError, match=r"Part\.sampling must be the same in all batches to join"):
         Part.concat([prompts(1).fork(1, SAMPLING), prompts(1, rollout=1).fork(1, other)])
 
 
 def test_trajectories_over_different_sigmas_do_not_join() -> None:
     segment = segment_of(1)
     shifted = dataclasses.replace(segment, sigmas=segment.sigmas**0.5)
-    with pytest.raises(ValueError, match="LatentSegment.sigmas must be the same in all batches to join"):
+    with pytest.raises(ValueError, match=r"LatentSegment\.sigmas must be the same in all batches to join"):
         LatentSegment.concat([segment, shifted])
 
 
@@ -218,7 +199,7 @@ def test_an_empty_lineage_is_refused() -> None:
 
 def test_levels_follow_each_other() -> None:
     roots, children = prompts(1), prompts(1).fork(1, SAMPLING)
-    with pytest.raises(ValueError, match="part 0 of a Sample has ids of depth 1: 'r0.p0/0'"):
+    with pytest.raises(ValueError, match=r"part 0 of a Sample has ids of depth 1: 'r0\.p0/0'"):
         Sample((children,))
     with pytest.raises(ValueError, match="part 1 of a Sample has ids of depth 2"):
         Sample((roots, children.fork(1, SAMPLING)))
@@ -278,14 +259,7 @@ def test_a_filled_sample_survives_pickling() -> None:
     sample = enhanced(2, 2, 2)
     frontier = rewarded(filled(sample.frontier), [float(row) for row in range(8)]).compute_advantages("prompt")
     sample = sample.with_frontier(frontier)
-    shipped = pickle.loads(pickle.dumps(sample))
-    assert_same_sample(shipped, sample)
-    own, other = sample.frontier, shipped.frontier
-    assert torch.equal(own.advantages, other.advantages)
-    assert torch.equal(own.rewards, other.rewards)
-    assert torch.equal(own.reward_components["r"], other.reward_components["r"])
-    assert torch.equal(own.version, other.version)
-    assert shipped.roots.media.texts == sample.roots.media.texts
+    assert_same_sample(pickle.loads(pickle.dumps(sample)), sample)
 
 
 # Rewards of parents

@@ -39,7 +39,7 @@ def test_ids_of_different_lineage_differ() -> None:
 
 
 def test_a_root_has_no_parent() -> None:
-    with pytest.raises(ValueError, match="'r0.p0' is a root and has no parent"):
+    with pytest.raises(ValueError, match=r"'r0\.p0' is a root and has no parent"):
         parent_id("r0.p0")
 
 

@@ -65,6 +65,7 @@ def test_rows_keep_their_trajectory_and_share_its_schedule() -> None:
         ({"positions": torch.tensor([0, 1, 2, 3, 5])}, r"are outside 0\.\.4 of a schedule of 4 steps"),
         ({"positions": torch.tensor([-1, 0, 1, 2, 3])}, r"are outside 0\.\.4 of a schedule of 4 steps"),
         ({"log_probs": torch.zeros(2, 3)}, r"log_probs \(2, 3\) do not fit 2 SDE steps"),
+        ({"unconditional": torch.zeros(2, 3, 3)}, "3 unconditional velocities do not fit 2 SDE steps"),
         ({"log_probs": torch.zeros(3, 2)}, "fields disagree on the number of rows"),
         ({"sde_indices": torch.tensor([2, 0])}, "must be sorted and distinct"),
         ({"sde_indices": torch.tensor([0, 3])}, r"SDE steps \[0, 3\] are outside 0\.\.2 of a schedule of 4 steps"),

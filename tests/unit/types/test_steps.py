@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,12 @@ from hypothesis import strategies as st
 
 from unirl.types.steps import AllSteps, FirstFraction, ListedSteps, NoSteps, RandomSteps, StepRule, WindowSteps
 
-MOVES = ("progressive", "random", "decay", "exp_decay")
+MOVES: tuple[Literal["progressive", "random", "decay", "exp_decay"], ...] = (
+    "progressive",
+    "random",
+    "decay",
+    "exp_decay",
+)
 
 
 def test_all_steps_leave_the_last_deterministic() -> None:
@@ -129,26 +135,20 @@ def test_a_decaying_window_stays_less_and_less() -> None:
     assert walked == [0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 0, 0]
 
 
-@given(
-    steps=st.integers(2, 40),
-    size=st.integers(1, 8),
-    overlap=st.integers(0, 7),
-    stay=st.integers(1, 5),
-    start=st.integers(0, 10),
-    move=st.sampled_from(MOVES),
-    roll_back=st.booleans(),
-    rollout=st.integers(0, 10**6),
-)
-def test_every_window_is_full_sorted_and_before_the_last_step(
-    steps: int, size: int, overlap: int, stay: int, start: int, move: str, roll_back: bool, rollout: int
-) -> None:
-    if overlap >= size or start + size > steps - 1:
-        return
-    rule = WindowSteps(size, move, overlap, stay, start=start, roll_back=roll_back)  # type: ignore[arg-type]
+@given(steps=st.integers(2, 40), rollout=st.integers(0, 10**6), data=st.data())
+def test_every_window_is_full_sorted_and_before_the_last_step(steps: int, rollout: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, steps - 1))
+    rule = WindowSteps(
+        size=size,
+        move=data.draw(st.sampled_from(MOVES)),
+        overlap=data.draw(st.integers(0, size - 1)),
+        rollouts_per_window=data.draw(st.integers(1, 5)),
+        start=data.draw(st.integers(0, steps - 1 - size)),
+        roll_back=data.draw(st.booleans()),
+    )
     window = rule.indices(steps, rollout)
-    assert len(window) == size
     assert window == tuple(range(window[0], window[0] + size))
-    assert start <= window[0]
+    assert rule.start <= window[0]
     assert window[-1] < steps - 1
     assert window == rule.indices(steps, rollout)
 
