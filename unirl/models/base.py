@@ -53,7 +53,7 @@ class DiffusionFamily(ABC):
 
     @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The model on `device`. dtype: of the transformer's weights; frozen_dtype: of the others, None for the same."""
+        """The model on `device`. dtype: of the transformer's weights; frozen_dtype: of the rest, None for the same."""
 
     @abstractmethod
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
