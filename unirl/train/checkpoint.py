@@ -16,14 +16,12 @@ import json
 import logging
 import math
 import os
-import random
 import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import numpy as np
 import torch
 
 logger = logging.getLogger(__name__)
@@ -244,37 +242,6 @@ def read_manifest(folder: Path) -> Checkpoint:
             f"{folder / _MANIFEST} has a score of {checkpoint.score!r} and parts {sorted(parts)}"
         )
     return checkpoint
-
-
-def rng_state() -> dict[str, Any]:
-    """The global random streams of this process: torch (CPU, and the current CUDA device if in use), numpy, Python."""
-    numpy = np.random.get_state(legacy=False)
-    version, internal, gauss_next = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-        "numpy": {
-            **numpy,
-            "state": {**numpy["state"], "key": torch.from_numpy(numpy["state"]["key"].astype(np.int64))},
-        },
-        "python": {"version": version, "internal": list(internal), "gauss_next": gauss_next},
-    }
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Go on with the streams of `rng_state`. A CUDA stream that cannot be continued here is logged."""
-    # A checkpoint loaded onto a GPU has put these there; torch and numpy take them from the CPU only.
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
-    elif state["cuda"] is not None or torch.cuda.is_initialized():
-        logger.warning(
-            "the CUDA random stream starts afresh: it was saved, or is used now, on a machine of another kind"
-        )
-    numpy, python = state["numpy"], state["python"]
-    keys = numpy["state"]["key"].cpu().numpy().astype(np.uint32)
-    np.random.set_state({**numpy, "state": {**numpy["state"], "key": keys}})
-    random.setstate((python["version"], tuple(python["internal"]), python["gauss_next"]))
 
 
 class _HashedFile:

@@ -22,6 +22,7 @@ from unirl.observability.run_folder import RunFolder
 from unirl.observability.timing import PhaseTimer
 from unirl.observability.trackers import Trackers
 from unirl.train.checkpoint import CheckpointStore
+from unirl.train.rng import isolated_rngs
 from unirl.trainer.evaluation import Evaluation
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.types.metric import Metrics, values
@@ -125,7 +126,7 @@ class Trainer(ABC):
     def _evaluated(self, done: int, folder: RunFolder) -> dict[str, float]:
         if not self.evaluation_due(done):
             return {}
-        with self.timer("eval"):
+        with self.timer("eval"), isolated_rngs(self._common.run.seed):
             evaluation = self.evaluate()
         if evaluation is None:
             return {}

@@ -91,7 +91,7 @@ def _estimator(kind: Literal["svm", "knn", "forest"]) -> Any:
     from sklearn.svm import SVC
 
     if kind == "svm":
-        return SVC(C=10, gamma=0.001)  # pyright: ignore[reportArgumentType]: its stub knows no numbers
+        return SVC(C=10, gamma=0.001, random_state=0)  # pyright: ignore[reportArgumentType]: its stub knows no numbers
     if kind == "knn":
         return KNeighborsClassifier(5, weights="distance")
     return RandomForestClassifier(200, random_state=0)

@@ -18,10 +18,10 @@ from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.models.base import DiffusionFamily
 from unirl.models.diffusion_stage import DiffusionStage
-from unirl.train.checkpoint import rng_state, set_rng_state
 from unirl.train.ema import EMA, Shadow
 from unirl.train.lora import LoRA, inject, switched_off
 from unirl.train.optim import AdamW
+from unirl.train.rng import rng_state, seed_rngs, set_rng_state
 from unirl.types.metric import Metrics, mean, total
 
 
@@ -70,6 +70,7 @@ class FSDPBackend(Remote):
         total_steps: int,
         with_reference: bool,
     ) -> None:
+        seed_rngs(seed)
         self._config, self._total_steps = config, total_steps
         dtype = _compute_dtype(config.compute_dtype, device)
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.

@@ -1,0 +1,89 @@
+"""Small real runs: the digits recipes with a model of 4,000 weights, a few steps, in a process that may be killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from unirl.config.run import load_recipe
+from unirl.train.checkpoint import CheckpointStore
+
+SMALL = ("model.layers=1", "model.heads=1", "model.head_dim=16", "model.embedding_dim=16")
+RECIPES: dict[str, tuple[str, ...]] = {
+    "flow_grpo": ("diffusion/digits", "train.backend.ema={decay: 0.9}"),
+    "flow_grpo_lora": ("diffusion/digits", "train.backend.lora={rank: 2, alpha: 4}", "algorithm.anchor=replay"),
+    "flow_dppo": ("diffusion/digits", "algorithm={_target_: unirl.algorithms.flow_dppo.FlowDPPO}"),
+    "diffusion_nft": (
+        "diffusion/digits",
+        "algorithm={_target_: unirl.algorithms.diffusion_nft.DiffusionNFT}",
+        "train.backend.ema={decay: 0.5, warmup: constant, unit: rollout}",
+        "rollout.weights=ema",
+        "sampling.noise_level=0.0",
+    ),
+    "sft": ("sft/digits",),
+}
+
+
+def overrides(kind: str, output: Path, *, steps: int = 6) -> list[str]:
+    """What turns the recipe of `kind` into a run of a second or two under `output`."""
+    common = [
+        *RECIPES[kind][1:],
+        *SMALL,
+        f"run.output={output}",
+        "run.name=run",
+        "run.seed=3",
+        f"run.steps={steps}",
+        "run.save_every=2",
+        "logging.trackers=[]",
+        "eval.samples_per_prompt=2",
+        f"eval.every={max(steps // 2, 1)}",
+    ]
+    if kind == "sft":
+        return [*common, "data.batch_size=8", "train.backend.optimizer.warmup_steps=2"]
+    return [*common, "data.prompts_per_step=4", "data.samples_per_prompt=4", "sampling.steps=4"]
+
+
+def train(kind: str, output: str, steps: int = 6) -> None:
+    """The run of `kind` in this process, to its end."""
+    config = load_recipe(RECIPES[kind][0], overrides(kind, Path(output), steps=steps))
+    if kind == "sft":
+        from unirl.trainer.sft import SFTTrainer
+
+        SFTTrainer(config).fit()
+    else:
+        from unirl.trainer.diffusion import DiffusionTrainer
+
+        DiffusionTrainer(config).fit()
+
+
+def processes() -> ForkServerContext:
+    """Processes that start with everything imported already, so that a kill hits training and not imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["unirl.trainer.sft", "unirl.models.tiny_modules", "unirl.reward.scorers.digits", "sklearn.svm", "peft"]
+    )
+    return context
+
+
+def start(context: ForkServerContext, kind: str, output: Path, *, steps: int = 6) -> ForkServerProcess:
+    """The run of `kind`, under way in a process of its own."""
+    process = context.Process(target=train, args=(kind, str(output)), kwargs={"steps": steps})
+    process.start()
+    return process
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without their times."""
+    lines = (output / "run" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("seconds/")} for line in lines]
+
+
+def state(output: Path) -> dict[str, Any]:
+    """The last checkpoint: weights, optimizer, EMA, counters."""
+    store = CheckpointStore(output / "run" / "checkpoints", keep_last=1, keep_best=0)
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    return store.load(checkpoint, "cpu")["backend"]
