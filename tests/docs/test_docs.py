@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+
+from unirl.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -51,3 +55,19 @@ def test_the_files_and_recipes_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`([\w.]+/[\w./]*)`", page.read_text("utf-8"))
     paths = [folders[path.partition("/")[0]] / path for path in named if path.partition("/")[0] in folders]
     assert [path for path in paths if not (path.exists() or path.with_suffix(".yaml").exists())] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "recipes.md"], ids=_name)
+def test_the_recipe_that_a_page_writes_is_accepted(page: Path, tmp_path: Path) -> None:
+    for name, content in re.findall(r"```\w+\n# ([\w.]+)[^\n]*\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL):
+        (tmp_path / name).write_text(content)
+    [recipe] = tmp_path.glob("*.yaml")
+    command = [sys.executable, "-m", "unirl.cli", "check", recipe.name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == (f"ok: {recipe.name}\n", "")
+
+
+def test_the_readme_lists_every_command() -> None:
+    listed = re.findall(r"^\| `unirl (\w+)", (ROOT / "README.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert listed == list(COMMANDS)

@@ -52,8 +52,8 @@ class DiffusionFamily(ABC):
     block_names: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def load(self, device: torch.device, dtype: torch.dtype) -> Bundle:
-        """The model with its weights on `device`; floating-point weights in `dtype`."""
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+        """The model on `device`. dtype: of the transformer's weights; frozen_dtype: of the rest, None for the same."""
 
     @abstractmethod
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:

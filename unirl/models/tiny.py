@@ -67,7 +67,7 @@ class TinySD3(DiffusionFamily):
         if self.checkpoint is not None and not (self.checkpoint / "model.safetensors").is_file():
             raise ValueError(f"checkpoint {self.checkpoint} holds no model.safetensors")
 
-    def load(self, device: torch.device, dtype: torch.dtype) -> Bundle:
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         from safetensors.torch import load_file
 
         from unirl.models.tiny_modules import WordConditionedSD3

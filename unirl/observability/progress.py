@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -22,11 +24,15 @@ _EVAL = "eval/"
 
 
 class ProgressLine:
-    """Rewrites its line in place on a terminal; writes one plain line a step into anything else (a file, a pipe)."""
+    """Rewrites its line in place on a terminal; writes plain lines into anything else (a file, a pipe).
 
-    def __init__(self, steps: int, stream: TextIO = sys.stderr) -> None:
+    plain_seconds: at least so long between two plain lines; the last step and evaluations are always told
+    """
+
+    def __init__(self, steps: int, stream: TextIO = sys.stderr, *, plain_seconds: float = 0.0) -> None:
         self._steps = steps
         self._stream = stream
+        self._plain_seconds, self._plain_at = plain_seconds, -math.inf
         self._in_place = stream.isatty()
         self._unfinished = False
 
@@ -37,7 +43,10 @@ class ProgressLine:
             self.note(evaluation)
         fields = format_step(step, self._steps, metrics, left)
         if not self._in_place:
-            self._write(" | ".join(fields) + "\n")
+            now = time.monotonic()
+            if now - self._plain_at >= self._plain_seconds or step == self._steps or evaluation:
+                self._plain_at = now
+                self._write(" | ".join(fields) + "\n")
             return
         self._write("\r" + self._fit(fields) + "\x1b[K")
         self._unfinished = True

@@ -90,7 +90,7 @@ class Trainer(ABC):
             log = MetricsLog(folder.metrics)
             log.truncate_after(done if store.latest() is not None else -1)
             trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
-            progress = ProgressLine(run.steps)
+            progress = ProgressLine(run.steps, plain_seconds=5.0)
             try:
                 if done == 0:
                     self._record(0, self._evaluated(0, folder), log, trackers, progress)

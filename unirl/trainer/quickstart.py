@@ -36,7 +36,7 @@ class Outcome:
             for label, name in (
                 ("asked digit drawn, says a nearest neighbour", "eval/knn"),
                 ("asked digit drawn, says a random forest", "eval/forest"),
-                ("asked digit drawn, says the reward's own judge", "eval/svm_correct"),
+                ("asked digit drawn, says the reward's own judge", "eval/own"),
                 ("diversity (1 = as varied as real digits)", "eval/digits/diversity"),
             )
         ]

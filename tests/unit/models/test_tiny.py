@@ -87,7 +87,7 @@ def test_a_word_it_does_not_know_is_named() -> None:
 
 def test_a_prompt_that_is_too_long_is_refused() -> None:
     bundle = TINY.load(CPU, torch.float32)
-    with pytest.raises(ValueError, match="has 4 words, this model reads 3"):
+    with pytest.raises(ValueError, match="has 4 words, this model takes 3"):
         TINY.encode(bundle, ["a handwritten seven seven"])
 
 

@@ -88,3 +88,12 @@ def test_a_narrow_terminal_gets_whole_fields_that_fit() -> None:
     shorter, _, _ = on_terminal(len(fitting)).partition("\x1b[K")
     assert shorter == "\rstep  3/80 | 0:21 left | reward 0.713"
     assert on_terminal(6).startswith("\rstep \x1b[K")
+
+
+def test_a_log_file_gets_a_line_every_few_seconds_and_always_the_last_step_and_evaluations() -> None:
+    stream = io.StringIO()
+    progress = ProgressLine(100, stream, plain_seconds=3600)
+    for step in range(1, 101):
+        progress.update(step, {"train/loss": 1.0, **({"eval/knn": 0.5} if step == 50 else {})})
+    told = [line.split("/")[0].split()[-1] for line in stream.getvalue().splitlines() if line.startswith("step")]
+    assert told == ["1", "50", "100"]

@@ -79,11 +79,12 @@ class SD3(DiffusionFamily):
         if self.schedule_table not in ("pipeline", "shifted"):
             raise ValueError(f"schedule_table must be pipeline or shifted, got {self.schedule_table!r}")
 
-    def load(self, device: torch.device, dtype: torch.dtype) -> Bundle:
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The autoencoder stays float32: it is small, and rewards look at what it draws."""
         from diffusers import StableDiffusion3Pipeline
 
-        dtypes, absent = {"default": dtype, "vae": torch.float32}, {"text_encoder_3": None, "tokenizer_3": None}
+        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
+        absent = {"text_encoder_3": None, "tokenizer_3": None}
         pipeline = StableDiffusion3Pipeline.from_pretrained(
             self.checkpoint, dtype=dtypes, **({} if self.t5 else absent)
         ).to(device)

@@ -72,10 +72,12 @@ class FSDPBackend(Remote):
     ) -> None:
         self._config, self._total_steps = config, total_steps
         dtype = _compute_dtype(config.compute_dtype, device)
-        bundle = family.load(device, dtype)
+        # Masters are float32: a transformer that is trained whole is never rounded on its way in.
+        master_dtype = torch.float32 if config.lora is None else dtype
+        bundle = family.load(device, master_dtype, frozen_dtype=dtype)
         self._module = bundle.transformer
         if config.lora is None:
-            self._module.float().requires_grad_(True)
+            self._module.requires_grad_(True)
         else:
             inject(self._module, config.lora, family.lora_targets, seed)
         if config.gradient_checkpointing:
