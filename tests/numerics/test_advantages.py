@@ -184,6 +184,12 @@ def test_invalid_rewards_and_constant_groups_are_counted() -> None:
     assert figures["reward/mean"] == pytest.approx(9 / 5)
 
 
+def test_groups_of_identical_samples_show_in_the_metrics() -> None:
+    """An engine that ignores its seeds: every group is constant, and nothing is learned."""
+    part = scored(siblings(4, 4), {"r": [2, 2, 2, 2, 5, 5, 5, 5]}, {"r": 1.0}).compute_advantages()
+    assert values(reward_metrics(part))["advantage/constant_groups"] == 1.0
+
+
 # Invariances
 
 GROUPED = st.lists(

@@ -25,6 +25,12 @@ def test_only_a_first_step_from_pure_noise_takes_the_next_sigma_as_its_star() ->
     assert SCHEDULE.at(torch.arange(3)).sigma_star.tolist() == [0.75, 0.75, 0.5]
 
 
+def test_a_second_sigma_just_below_one_is_no_pure_noise() -> None:
+    """A strong shift over many steps: only what the walk starts from is noise."""
+    step = Schedule(torch.tensor([1.0, 0.9998, 0.5, 0.0]), torch.tensor([1000.0, 999.8, 500.0])).at(torch.arange(2))
+    assert torch.equal(step.sigma_star, torch.tensor([0.9998, 0.9998]))
+
+
 @pytest.mark.parametrize(
     ("first", "is_noise"), [(1.0, True), (0.99999994, True), (0.99967, True), (0.999, False), (0.9, False)]
 )
