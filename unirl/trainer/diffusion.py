@@ -42,6 +42,11 @@ class AdvantageConfig:
     combine: Literal["weighted_sum", "per_component"] = "weighted_sum"
     eps: float = 1e-4
 
+    def of(self, part: Part, reward: RewardConfig) -> Part:
+        """`part` with its advantages."""
+        weights = reward.weights if self.combine == "per_component" else None
+        return part.compute_advantages(self.scope, self.scale, combine=self.combine, weights=weights, eps=self.eps)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
@@ -136,13 +141,7 @@ class DiffusionTrainer(Trainer):
             sample = self.rollout.generate(request)
         with self.timer("reward"):
             scores = self.reward.score(sample)
-        part = sample.frontier.with_rewards(scores).compute_advantages(
-            config.advantage.scope,
-            config.advantage.scale,
-            combine=config.advantage.combine,
-            weights=config.reward.weights,
-            eps=config.advantage.eps,
-        )
+        part = config.advantage.of(sample.frontier.with_rewards(scores), config.reward)
         metrics = self.stack.train(part, Progress(number, config.run.steps))
         return merge([reward_metrics(part), metrics])
 

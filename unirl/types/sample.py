@@ -120,6 +120,10 @@ class Part(Rows):
         if self.rewards is None:
             raise ValueError("compute_advantages needs rewards: call with_rewards first")
         groups = self.groups(scope)
+        if combine == "weighted_sum" and weights is not None:
+            raise ValueError(
+                "weights are for combine='per_component': the rewards of a weighted sum carry theirs already"
+            )
         if combine == "weighted_sum":
             advantages = group_relative(self.rewards, groups, scale=scale, eps=eps)
         else:

@@ -117,6 +117,10 @@ class WindowSteps(StepRule):
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"a window needs a size of at least 1, got {self.size}")
+        if self.move == "random" and (self.overlap, self.rollouts_per_window, self.roll_back) != (0, 1, True):
+            raise ValueError(
+                "a random window moves every rollout and knows no order: leave overlap, rollouts_per_window and roll_back"
+            )
         if not 0 <= self.overlap < self.size:
             raise ValueError(f"overlap must be in [0, size), got overlap={self.overlap}, size={self.size}")
         if self.rollouts_per_window < 1 or self.min_rollouts < 1:

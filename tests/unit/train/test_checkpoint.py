@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from unirl.train.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError, rng_state, set_rng_state
+from unirl.train.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
+from unirl.train.rng import rng_state, set_rng_state
 
 
 def store(folder: Path, keep_last: int = 100, keep_best: int = 0) -> CheckpointStore:
