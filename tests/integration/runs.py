@@ -15,14 +15,8 @@ SMALL = ("model.layers=1", "model.heads=1", "model.head_dim=16", "model.embeddin
 RECIPES: dict[str, tuple[str, ...]] = {
     "flow_grpo": ("diffusion/digits", "train.backend.ema={decay: 0.9}"),
     "flow_grpo_lora": ("diffusion/digits", "train.backend.lora={rank: 2, alpha: 4}", "algorithm.anchor=replay"),
-    "flow_dppo": ("diffusion/digits", "algorithm={_target_: unirl.algorithms.flow_dppo.FlowDPPO}"),
-    "diffusion_nft": (
-        "diffusion/digits",
-        "algorithm={_target_: unirl.algorithms.diffusion_nft.DiffusionNFT}",
-        "train.backend.ema={decay: 0.5, warmup: constant, unit: rollout}",
-        "rollout.weights=ema",
-        "sampling.noise_level=0.0",
-    ),
+    "flow_dppo": ("diffusion/digits_flow_dppo",),
+    "diffusion_nft": ("diffusion/digits_nft",),
     "sft": ("sft/digits",),
 }
 

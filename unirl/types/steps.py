@@ -119,7 +119,7 @@ class WindowSteps(StepRule):
             raise ValueError(f"a window needs a size of at least 1, got {self.size}")
         if self.move == "random" and (self.overlap, self.rollouts_per_window, self.roll_back) != (0, 1, True):
             raise ValueError(
-                "a random window moves every rollout and knows no order: leave overlap, rollouts_per_window and roll_back"
+                "a random window moves every rollout and has no order: leave overlap, rollouts_per_window and roll_back"
             )
         if not 0 <= self.overlap < self.size:
             raise ValueError(f"overlap must be in [0, size), got overlap={self.overlap}, size={self.size}")

@@ -137,15 +137,14 @@ def test_a_decaying_window_stays_less_and_less() -> None:
 
 @given(steps=st.integers(2, 40), rollout=st.integers(0, 10**6), data=st.data())
 def test_every_window_is_full_sorted_and_before_the_last_step(steps: int, rollout: int, data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, steps - 1))
-    rule = WindowSteps(
-        size=size,
-        move=data.draw(st.sampled_from(MOVES)),
-        overlap=data.draw(st.integers(0, size - 1)),
-        rollouts_per_window=data.draw(st.integers(1, 5)),
-        start=data.draw(st.integers(0, steps - 1 - size)),
-        roll_back=data.draw(st.booleans()),
-    )
+    size, move = data.draw(st.integers(1, steps - 1)), data.draw(st.sampled_from(MOVES))
+    ordered = {
+        "overlap": data.draw(st.integers(0, size - 1)),
+        "rollouts_per_window": data.draw(st.integers(1, 5)),
+        "roll_back": data.draw(st.booleans()),
+    }
+    start = data.draw(st.integers(0, steps - 1 - size))
+    rule = WindowSteps(size=size, move=move, start=start, **({} if move == "random" else ordered))
     window = rule.indices(steps, rollout)
     assert window == tuple(range(window[0], window[0] + size))
     assert rule.start <= window[0]
@@ -156,6 +155,12 @@ def test_every_window_is_full_sorted_and_before_the_last_step(steps: int, rollou
 @pytest.mark.parametrize("move", MOVES)
 def test_the_order_of_questions_does_not_matter(move: str) -> None:
     """A resumed run, or another rank, asks for one rollout alone."""
-    rule = WindowSteps(size=3, move=move, overlap=2, rollouts_per_window=2)  # type: ignore[arg-type]
+    ordered = {} if move == "random" else {"overlap": 2, "rollouts_per_window": 2}
+    rule = WindowSteps(size=3, move=move, **ordered)  # type: ignore[arg-type]
     forwards = [rule.indices(12, rollout) for rollout in range(40)]
     assert [rule.indices(12, rollout) for rollout in reversed(range(40))] == forwards[::-1]
+
+
+def test_a_random_window_refuses_settings_of_an_ordered_walk() -> None:
+    with pytest.raises(ValueError, match="leave overlap, rollouts_per_window and roll_back"):
+        WindowSteps(size=2, move="random", overlap=1)
