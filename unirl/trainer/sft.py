@@ -42,13 +42,13 @@ class SFTEvalConfig(EvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFTConfig(CommonConfig):
-    """Supervised fine-tuning of a flow model. sampling is used by the evaluation alone."""
+    """Supervised fine-tuning of a flow model. sampling: the size of what it trains on, and how evaluations sample."""
 
     model: DiffusionFamily
     data: SFTDataConfig
     algorithm: FlowSFT
     train: TrainConfig
-    sampling: DiffusionSamplingParams | None = None
+    sampling: DiffusionSamplingParams
     eval: SFTEvalConfig | None = None
     domain: Literal["sft"] = "sft"
 
@@ -57,8 +57,6 @@ class SFTConfig(CommonConfig):
         if self.train.geometry.num_updates_per_batch != 1:
             raise ValueError("SFT takes one optimizer step a batch: leave train.geometry.num_updates_per_batch at 1")
         if self.eval is not None:
-            if self.sampling is None:
-                raise ValueError("eval samples pictures: set sampling")
             self.eval.judges(self.eval.reward)
 
 
@@ -81,7 +79,7 @@ class SFTTrainer(Trainer):
             total_steps=config.run.steps,
             with_reference=False,
         )
-        self.encoder = slab.spawn(SupervisedEncoder, self.backend)
+        self.encoder = slab.spawn(SupervisedEncoder, self.backend, config.sampling)
         self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
         if config.eval is not None:
             weights = "live" if config.train.backend.ema is None else "ema"
@@ -96,7 +94,7 @@ class SFTTrainer(Trainer):
         return self.config.eval is not None and self.config.eval.due(done, self.config.run.steps)
 
     def evaluate(self) -> Evaluation | None:
-        if self.config.eval is None or self.config.sampling is None:
+        if self.config.eval is None:
             return None
         sample = self.sampler.generate(self.config.eval.request(self.config.sampling))
         return judge(sample, self.judges, self.config.eval)
