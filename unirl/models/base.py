@@ -130,6 +130,10 @@ class DiffusionFamily(ABC):
         """x_0 of given media, for supervised training: the inverse of `decode`."""
 
     @abstractmethod
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        """Gradient checkpointing: from now on a backward recomputes the transformer's blocks."""
+
+    @abstractmethod
     def save(self, bundle: Bundle, folder: Path) -> None:
         """Write what `load` (and, for a published family, diffusers) reads back."""
 

@@ -133,6 +133,9 @@ class TinySD3(DiffusionFamily):
         assert media.images is not None, "supervised training of this family needs images"
         return media.images[:, : self.channels].to(bundle.device) * 2 - 1
 
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
     def save(self, bundle: Bundle, folder: Path) -> None:
         from safetensors.torch import save_file
 

@@ -170,6 +170,9 @@ class SD3(DiffusionFamily):
         latents = vae.encode(pixels, return_dict=False)[0].mode()
         return (latents - vae.config.shift_factor) * vae.config.scaling_factor
 
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
     def save(self, bundle: Bundle, folder: Path) -> None:
         _pipeline(bundle).save_pretrained(folder)
 

@@ -82,7 +82,7 @@ class FSDPBackend(Remote):
         else:
             inject(self._module, config.lora, family.lora_targets, seed)
         if config.gradient_checkpointing:
-            self._module.enable_gradient_checkpointing()  # type: ignore[operator]
+            family.recompute_blocks(bundle)
         self.stage = DiffusionStage(family, bundle, guidance_gradient=config.guidance_gradient, compute_dtype=dtype)
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         optimizer = config.optimizer
