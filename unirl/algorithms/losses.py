@@ -11,14 +11,16 @@ import torch
 from unirl.sde.strategy import gaussian_kl, per_row, row_mean
 
 # exp(20) is 5e8: far beyond any ratio that trains, far below overflow. Bounding the exponent, not the result, keeps the
-# gradient finite; NaN passes through torch.clamp and is never hidden.
+# gradient finite.
 _MAX_LOG_RATIO = 20.0
 _SMALLEST_WEIGHT = 1e-5
 
 
 def bounded_ratio(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
-    """`exp(new - old)` with the exponent bounded to +-20, any shape."""
-    return (log_probs - old_log_probs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    """`exp(new - old)` with the exponent bounded to +-20, any shape. NaN stays NaN, in value and gradient."""
+    log_ratio = log_probs - old_log_probs
+    # torch.clamp passes NaN on but gives it the gradient 0, which would train on as if the row were not there.
+    return torch.where(log_ratio.isnan(), log_ratio, log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)).exp()
 
 
 def clipped_surrogate(ratio_NS: torch.Tensor, advantages_NS: torch.Tensor, low: float, high: float) -> torch.Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
 
+from unirl.data.lines import json_object, listing, read_lines
 from unirl.data.prompts import epoch_rows
 from unirl.types.media import Media
 from unirl.types.sample import Part
@@ -46,9 +46,9 @@ class ImageFolder(RecordSource):
     def __post_init__(self) -> None:
         if not self.path.is_file():
             raise ValueError(f"there is no record file {self.path}")
-        for image, _ in self._rows():
-            if not image.is_file():
-                raise ValueError(f"{self.path} names an image that does not exist: {image}")
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
+        self._rows()
 
     def load(self) -> Records:
         import numpy as np
@@ -63,20 +63,22 @@ class ImageFolder(RecordSource):
         return Records(torch.stack(pictures), [caption for _, caption in rows])
 
     def _rows(self) -> list[tuple[Path, str]]:
-        rows = []
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{self.path}:{number}: not valid JSON ({error})") from error
-            match record:
-                case {"image": str(image), "caption": str(caption)}:
-                    rows.append((self.path.parent / image, caption))
-                case _:
-                    raise ValueError(f"{self.path}:{number}: a row is an object with strings 'image' and 'caption'")
+        rows, problems = read_lines(self.path, self._row)
+        if problems:
+            raise ValueError(listing(problems))
         if not rows:
             raise ValueError(f"{self.path} is empty")
         return rows
+
+    def _row(self, line: str) -> tuple[Path, str]:
+        match json_object(line):
+            case {"image": str(image), "caption": str(caption)}:
+                picture = self.path.parent / image
+                if not picture.is_file():
+                    raise ValueError(f"there is no image {picture}")
+                return picture, caption
+            case _:
+                raise ValueError("a row is an object with strings 'image' and 'caption'")
 
 
 @dataclasses.dataclass(frozen=True)
