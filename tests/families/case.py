@@ -17,7 +17,7 @@ from unirl.types.sampling import DiffusionSamplingParams
 TEXTS = ["a red cat", "two blue dogs on a very long hill"]
 TOLERANCE = 1e-4
 
-# The latents after each step, in the family's own layout, or None where the pipeline does not tell; and the final media.
+# Latents after each step in the layout of the family (None where the pipeline does not tell), and the final media.
 Reference = Callable[[Bundle, torch.Tensor, "Case"], tuple[list[torch.Tensor | None], Media]]
 
 
