@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from unirl.data.lines import json_object, listing, read_lines
+from unirl.data.pictures import read_picture
 from unirl.data.prompts import epoch_rows
 from unirl.types.media import Media
 from unirl.types.sample import Part
@@ -51,15 +52,8 @@ class ImageFolder(RecordSource):
         self._rows()
 
     def load(self) -> Records:
-        import numpy as np
-        from PIL import Image
-
         rows = self._rows()
-        pictures = []
-        for path, _ in rows:
-            with Image.open(path) as picture:
-                resized = picture.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
-            pictures.append(torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1).float() / 255)
+        pictures = [read_picture(path, (self.size, self.size)) for path, _ in rows]
         return Records(torch.stack(pictures), [caption for _, caption in rows])
 
     def _rows(self) -> list[tuple[Path, str]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any, Literal
 
 import torch
 
 from unirl.algorithms.base import DiffusionAlgorithm, Progress
-from unirl.data.prompts import PromptSampler, PromptSource
+from unirl.data.prompts import FilePrompts, PromptSampler, PromptSource
 from unirl.distributed.group.placement import Slab
 from unirl.models.base import DiffusionFamily
 from unirl.reward.service import RewardConfig, RewardService
@@ -22,6 +23,8 @@ from unirl.types.advantages import Scale
 from unirl.types.metric import Metrics, maximum, mean, merge, minimum, total
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import DiffusionSamplingParams
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +99,12 @@ class DiffusionConfig(CommonConfig):
             raise ValueError(f"{name} samples with the {wanted} weights: set rollout.weights={wanted}, got {given}")
         if needs.ema_rollout and self.train.backend.ema is None:
             raise ValueError(f"{name} samples with EMA weights: set train.backend.ema")
+        ema, updates = self.train.backend.ema, self.train.geometry.num_updates_per_batch
+        if needs.ema_rollout and ema is not None and ema.unit == "optimizer_step" and updates > 1:
+            raise ValueError(
+                f"{name} trains against the EMA weights, which must not move during the {updates} updates on a rollout: "
+                "set train.backend.ema.unit=rollout, or train.geometry.num_updates_per_batch=1"
+            )
         if needs.trajectory and not self.sampling.resolve_sde_indices(0):
             raise ValueError(
                 f"{name} trains on stochastic steps, but sampling picks none (noise_level={self.sampling.noise_level}, "
@@ -114,6 +123,8 @@ class DiffusionTrainer(Trainer):
     def __init__(self, config: DiffusionConfig) -> None:
         super().__init__(config)
         self.config = config
+        if isinstance(config.data.prompts, FilePrompts) and (skipped := config.data.prompts.skipped()):
+            _log.warning("prompts left out of %s: %s", config.data.prompts.path, skipped)
         self.prompts = PromptSampler(config.data.prompts.rows(), config.data.prompts_per_step, config.run.seed)
 
     def setup(self, slab: Slab) -> None:
