@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import unirl
 from unirl.config.compose import composed_yaml
-from unirl.config.error import ConfigError
+from unirl.config.error import ConfigError, refusals
 from unirl.config.recipes import shipped_recipes
 from unirl.config.run import load_recipe, prepare_process
 
@@ -73,7 +73,8 @@ def report(run: Path) -> None:
     prepare_process()
     from unirl.observability.report import write_report
 
-    print(write_report(run))
+    with refusals():
+        print(write_report(run))
 
 
 def export(run: Path, folder: Path, step: int | None, weights: Literal["live", "ema"] | None) -> None:
@@ -157,6 +158,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(error.report())
         return 2
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        return 130
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint whose files are not what its manifest says."""
 
 
+class UnsavedError(OSError):
+    """The disk refused a checkpoint; the message names it, what is still good and what helps."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
     """Size in bytes and SHA-256 (hex) of one file."""
@@ -84,7 +88,7 @@ class CheckpointStore:
         """Write `state` as `step_N` and prune; a step that is already there in good order is left as it is.
 
         state: parts by name; nested dicts, lists and tuples of tensors, str, float, int, bool and None
-        Raises ValueError for another type in it, OSError where the disk refuses; neither harms what was good.
+        Raises ValueError for another type in it, UnsavedError where the disk refuses; neither harms what was good.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
@@ -99,7 +103,7 @@ class CheckpointStore:
         try:
             saved = self._write(final, step, portable, score)
         except OSError as error:
-            raise OSError(error.errno, self._refusal(final, error)) from error
+            raise UnsavedError(error.errno, self._refusal(final, error)) from error
         self._prune(keep=saved)
         return saved
 
@@ -216,13 +220,16 @@ class CheckpointStore:
                 found.append(checkpoint)
         return found
 
-    def _refusal(self, final: Path, error: OSError) -> str:
+    def still_good(self) -> str:
+        """What a failure has left, in a sentence of its message."""
         good = [entry.folder.name for entry in self._complete()]
-        still = f"Still good: {good[0]}, where the same command resumes" if good else "There is no earlier checkpoint"
+        return f"Still good: {good[0]}, where the same command resumes" if good else "There is no earlier checkpoint"
+
+    def _refusal(self, final: Path, error: OSError) -> str:
         fix = "choose another folder or make this one writable"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             fix = "free space there (a lower keep_last or keep_best needs less) or choose a folder on another disk"
-        return f"could not save {final}: {error.strerror or error}. {still}. To go on, {fix}"
+        return f"could not save {final}: {error.strerror or error}. {self.still_good()}. To go on, {fix}"
 
 
 def read_manifest(folder: Path) -> Checkpoint:

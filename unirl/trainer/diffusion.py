@@ -32,6 +32,11 @@ class DataConfig:
     prompts_per_step: int
     samples_per_prompt: int
 
+    def __post_init__(self) -> None:
+        for name in ("prompts_per_step", "samples_per_prompt"):
+            if self.__dict__[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
+
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageConfig:
@@ -41,6 +46,10 @@ class AdvantageConfig:
     scale: Scale = "group_std"
     combine: Literal["weighted_sum", "per_component"] = "weighted_sum"
     eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.eps < 0:
+            raise ValueError(f"eps must not be negative, got {self.eps}")
 
     def of(self, part: Part, reward: RewardConfig) -> Part:
         """`part` with its advantages."""

@@ -8,6 +8,7 @@ import torch
 
 from unirl.data.prompts import PromptSource, as_roots
 from unirl.distributed.group.handle import Handle
+from unirl.observability.atomic import replace_file
 from unirl.observability.grids import before_after, save_grid
 from unirl.observability.run_folder import RunFolder
 from unirl.reward.scorer import Scorer, SetMeasure
@@ -74,7 +75,7 @@ class Evaluation:
 
     def save_pictures(self, folder: RunFolder, step: int) -> None:
         """A grid with one prompt a column and one noise a row, and the first evaluation's pictures above these."""
-        from safetensors.torch import load_file, save_file
+        from safetensors.torch import load_file, save
 
         if self.pictures is None:
             return
@@ -86,7 +87,7 @@ class Evaluation:
         )
         first = folder.samples / "before.safetensors"
         if step == 0:
-            save_file({"pictures": self.pictures.contiguous()}, first)
+            replace_file(first, save({"pictures": self.pictures.contiguous()}))
         elif first.exists():
             before = load_file(first)["pictures"]
             before_after(before, self.pictures, folder.before_after, prompts=self.prompts)
