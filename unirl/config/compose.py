@@ -78,7 +78,7 @@ def _groups(folder: Traversable) -> set[str]:
 
 
 def _as_hydra(text: str, groups: set[str]) -> str:
-    """`key=value` of no group sets the key, mentioned in the recipe or not: which keys exist is for the loader to say."""
+    """`key=value` of no group sets the key, be it in the recipe or not: which keys exist is for the loader to say."""
     try:
         [override] = OverridesParser.create().parse_overrides([text])
     except HydraException as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ class ConfigError(ValueError):
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def refusals() -> Generator[None]:
     """A ValueError inside the block, which says what its reader can do, becomes a ConfigError: no traceback."""
     try:
         yield

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
 
+from unirl.data.lines import decoded, numbered_lines
 from unirl.data.prompts import epoch_rows
 from unirl.types.media import Media
 from unirl.types.sample import Part
@@ -32,6 +34,10 @@ class RecordSource(ABC):
     """Where records come from. A subclass is a frozen dataclass of its settings."""
 
     @abstractmethod
+    def count(self) -> int:
+        """How many records there are, told without reading the pictures. ValueError for malformed or missing data."""
+
+    @abstractmethod
     def load(self) -> Records:
         """All records. ValueError for malformed or missing data."""
 
@@ -44,39 +50,57 @@ class ImageFolder(RecordSource):
     size: int
 
     def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1 pixel, got {self.size}")
         if not self.path.is_file():
             raise ValueError(f"there is no record file {self.path}")
-        for image, _ in self._rows():
-            if not image.is_file():
-                raise ValueError(f"{self.path} names an image that does not exist: {image}")
+        _ = self._rows
+
+    def count(self) -> int:
+        return len(self._rows)
 
     def load(self) -> Records:
         import numpy as np
         from PIL import Image
 
-        rows = self._rows()
         pictures = []
-        for path, _ in rows:
-            with Image.open(path) as picture:
-                resized = picture.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
-            pictures.append(torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1).float() / 255)
-        return Records(torch.stack(pictures), [caption for _, caption in rows])
-
-    def _rows(self) -> list[tuple[Path, str]]:
-        rows = []
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, path, _ in self._rows:
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{self.path}:{number}: not valid JSON ({error})") from error
-            match record:
-                case {"image": str(image), "caption": str(caption)}:
-                    rows.append((self.path.parent / image, caption))
-                case _:
-                    raise ValueError(f"{self.path}:{number}: a row is an object with strings 'image' and 'caption'")
+                with Image.open(path) as picture:
+                    resized = picture.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
+            except OSError as error:
+                raise ValueError(f"{self.path}:{number}: {path} cannot be read as a picture ({error})") from error
+            pictures.append(torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1).float() / 255)
+        return Records(torch.stack(pictures), [caption for _, _, caption in self._rows])
+
+    @functools.cached_property
+    def _rows(self) -> list[tuple[int, Path, str]]:
+        """Line number, picture and caption of each record."""
+        rows = []
+        for number, line in numbered_lines(self.path):
+            try:
+                image, caption = _record(decoded(line))
+            except ValueError as error:
+                raise ValueError(f"{self.path}:{number}: {error}") from error
+            path = self.path.parent / image
+            if not path.is_file():
+                raise ValueError(f"{self.path}:{number}: there is no picture {path}")
+            rows.append((number, path, caption))
         if not rows:
-            raise ValueError(f"{self.path} is empty")
+            raise ValueError(f"{self.path} is empty; give at least one record")
         return rows
+
+
+def _record(line: str) -> tuple[str, str]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error})") from error
+    match record:
+        case {"image": str(image), "caption": str(caption)}:
+            return image, caption
+        case _:
+            raise ValueError(f"a row is an object with strings 'image' and 'caption', got {line[:80]}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +117,8 @@ class RecordSampler:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= len(self.records.captions):
-            raise ValueError(f"batch_size={self.count} does not fit the {len(self.records.captions)} records there are")
+            there = len(self.records.captions)
+            raise ValueError(f"batch_size={self.count} does not fit the {there} records there are: take 1 to {there}")
         if not 0 <= self.caption_dropout < 1:
             raise ValueError(f"caption_dropout must be in [0, 1), got {self.caption_dropout}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,6 +51,13 @@ class DiffusionFamily(ABC):
 
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
+
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams | None) -> None:  # noqa: B027 - optional
+        """ValueError for prompts, or a size, that the model cannot take, as far as that is known before it is loaded.
+
+        None: nothing is sampled. A family that takes all prompts and sizes, or learns its limits from its weights,
+        leaves this out.
+        """
 
     @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:

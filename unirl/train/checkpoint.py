@@ -37,10 +37,6 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint whose files are not what its manifest says."""
 
 
-class UnsavedError(OSError):
-    """The disk refused a checkpoint; the message names it, what is still good and what helps."""
-
-
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
     """Size in bytes and SHA-256 (hex) of one file."""
@@ -88,7 +84,7 @@ class CheckpointStore:
         """Write `state` as `step_N` and prune; a step that is already there in good order is left as it is.
 
         state: parts by name; nested dicts, lists and tuples of tensors, str, float, int, bool and None
-        Raises ValueError for another type in it, UnsavedError where the disk refuses; neither harms what was good.
+        Raises ValueError for another type in it, OSError where the disk refuses; neither harms what was good.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
@@ -103,7 +99,7 @@ class CheckpointStore:
         try:
             saved = self._write(final, step, portable, score)
         except OSError as error:
-            raise UnsavedError(error.errno, self._refusal(final, error)) from error
+            raise OSError(error.errno, self._refusal(final, error)) from error
         self._prune(keep=saved)
         return saved
 

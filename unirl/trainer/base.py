@@ -22,7 +22,7 @@ from unirl.observability.report import write_report
 from unirl.observability.run_folder import RunFolder
 from unirl.observability.timing import PhaseTimer
 from unirl.observability.trackers import Trackers
-from unirl.train.checkpoint import CheckpointStore, UnsavedError
+from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
 from unirl.trainer.evaluation import Evaluation
 from unirl.trainer.run import LoggingConfig, RunConfig
@@ -94,19 +94,20 @@ class Trainer(ABC):
             log.truncate_after(done if store.latest() is not None else -1)
             trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
             progress = ProgressLine(run.steps, plain_seconds=5.0)
-            with _reported_at_the_end(folder.path), _resumable(store), closing(trackers), closing(progress):
+            with _reported_at_the_end(folder.path), closing(trackers), closing(progress):
                 if done == 0:
-                    self._record(0, self._evaluated(0, folder), log, trackers, progress)
+                    with _resumable(store):
+                        self._record(0, self._evaluated(0, folder), log, trackers, progress)
                 for number in range(done, run.steps):
-                    with self.timer("train"):
-                        metrics = values(self.step(number))
-                    metrics.update(self._evaluated(number + 1, folder))
-                    last = number + 1 == run.steps or stop.requested
-                    self._record(number + 1, metrics, log, trackers, progress)
-                    if last or (number + 1) % run.save_every == 0:
-                        log.sync()
-                        self._save(store, number + 1, metrics)
-                    if stop.requested and number + 1 < run.steps:
+                    with _resumable(store):
+                        with self.timer("train"):
+                            metrics = values(self.step(number))
+                        metrics.update(self._evaluated(number + 1, folder))
+                        self._record(number + 1, metrics, log, trackers, progress)
+                    stopping = stop.requested  # read once: what is said to be saved must be
+                    if stopping or number + 1 == run.steps or (number + 1) % run.save_every == 0:
+                        self._save(store, log, number + 1, metrics)
+                    if stopping and number + 1 < run.steps:
                         raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
         return folder.path
 
@@ -122,7 +123,9 @@ class Trainer(ABC):
         self.load_state(store.load(checkpoint, "cpu"))
         return checkpoint.step
 
-    def _save(self, store: CheckpointStore, step: int, metrics: dict[str, float]) -> None:
+    def _save(self, store: CheckpointStore, log: MetricsLog, step: int, metrics: dict[str, float]) -> None:
+        with _resumable(store):
+            log.sync()  # a checkpoint builds on the lines before it
         with self.timer("save"):
             store.save(step, self.state(), score=metrics.get(self._common.run.best_metric))
 
@@ -199,8 +202,6 @@ def _resumable(store: CheckpointStore) -> Iterator[None]:
     """An OSError, such as a full disk, leaves the block with what is still good."""
     try:
         yield
-    except UnsavedError:
-        raise
     except OSError as error:
         raise OSError(error.errno, f"{_reason(error)}. {store.still_good()}") from error
 

@@ -17,6 +17,7 @@ from unirl.distributed.group.placement import Slab
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
+from unirl.train.export import refuse_taken
 from unirl.trainer.diffusion import DiffusionConfig
 from unirl.trainer.sft import SFTConfig
 from unirl.types.media import Media
@@ -67,6 +68,8 @@ def export_run(
     run: Path, folder: Path, *, step: int | None = None, weights: Literal["live", "ema"] | None = None
 ) -> None:
     """Write the weights of a run as what diffusers, or peft for an adapter, loads back."""
+    with refusals():
+        refuse_taken(folder)
     with restored(run, step) as found:
         found.backend.export(folder, weights=_chosen(found, weights))
 
