@@ -30,6 +30,7 @@ from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import Geometry
+from unirl.types.media import Media
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.steps import ListedSteps
@@ -124,11 +125,14 @@ class Bare:
         self._shape = family.latent_shape(bundle, sampling)
         with torch.no_grad():
             rows = [f"a picture of thing number {row // work.group}" for row in range(work.samples)]
-            text, empty = family.encode(bundle, rows), family.encode(bundle, [""] * work.samples)
+            text, empty = (
+                family.encode(bundle, Media(texts=rows), sampling),
+                family.encode(bundle, Media(texts=[""] * work.samples), sampling),
+            )
             assert text.pooled is not None
             assert empty.pooled is not None
             self._embeddings = (text.tokens, text.pooled, empty.tokens, empty.pooled)
-            self._decode = lambda latents: family.decode(bundle, latents)
+            self._decode = lambda latents: family.decode(bundle, latents, sampling)
 
     def step(self) -> None:
         """The whole step, the decoding of pictures included."""

@@ -64,11 +64,11 @@ class DiffusionNFT(DiffusionAlgorithm):
         index, noise = self._draws(part, columns, x_0)
         schedule = context.stage.schedule(part)
         sigma, time = schedule.sigmas[index].to(x_0.device), schedule.times[index].to(x_0.device)
-        level = sigma.reshape(*sigma.shape, *([1] * (x_0.ndim - 1)))
-        x_t = (1 - level) * x_0[:, None] + level * noise
         assert part.conditions is not None
         assert part.sampling is not None
         assert part.advantages is not None
+        weights = part.conditions.positive.weights
+        x_t = context.stage.noised(part.conditions, x_0, noise, sigma)
         predict = functools.partial(
             context.stage.velocity, part.conditions, x_t, sigma=sigma, time=time, guidance=part.sampling.guidance
         )
@@ -85,6 +85,7 @@ class DiffusionNFT(DiffusionAlgorithm):
                 x_0[:, None].expand(x_t.shape).flatten(0, 1),
                 sigma.flatten(),
                 adaptive_weight=self.adaptive_weight,
+                weights=weights,
             ).unflatten(0, sigma.shape)
             for implied in implied_velocities(velocity, old_velocity, self.beta)
         )
@@ -92,7 +93,7 @@ class DiffusionNFT(DiffusionAlgorithm):
         losses = policy * (self.advantage_max / self.beta)
         means = {"train/policy_loss": policy.detach(), "train/quality": quality}
         if reference is not None:
-            distance = row_mean(((velocity - reference) ** 2).flatten(0, 1)).unflatten(0, sigma.shape)
+            distance = row_mean(((velocity - reference) ** 2).flatten(0, 1), weights).unflatten(0, sigma.shape)
             losses = losses + self.kl_coef * distance
             means["train/kl"] = distance.detach()
         return AlgorithmOutput(losses, means)

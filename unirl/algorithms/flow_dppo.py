@@ -41,7 +41,7 @@ class FlowDPPO(DiffusionAlgorithm):
         old = or_itself(anchors, replay)
         assert old.means is not None
         ratio = bounded_ratio(replay.log_probs, old.log_probs)
-        kl = step_kl(replay.means.detach(), old.means, replay.stds)
+        kl = step_kl(replay.means.detach(), old.means, replay.stds, replay.weights)
         losses, dropped = divergence_masked_surrogate(ratio, advantages_of(part, len(steps)), kl, self.kl_threshold)
         return AlgorithmOutput(
             losses,

@@ -80,7 +80,7 @@ class FlowGRPO(DiffusionAlgorithm):
             return context.stage.replay(part, steps)
 
     def _kl(self, replay: Replay, reference: Replay) -> torch.Tensor:
-        kl = step_kl(replay.means, reference.means, replay.stds)
+        kl = step_kl(replay.means, reference.means, replay.stds, replay.weights)
         return kl * -replay.dts.to(kl.device) if self.kl == "flow_grpo" else kl
 
     def _advantages(self, part: Part, steps: int) -> torch.Tensor:

@@ -49,11 +49,11 @@ class FlowSFT(DiffusionAlgorithm):
         stage = context.stage
         x_0 = part.segment.latents
         sigma, noise = self._draws(part.ids, x_0)
-        level = sigma.reshape(-1, *([1] * (x_0.ndim - 1)))
-        x_t = (1 - level) * x_0 + level * noise
+        x_t = stage.noised(part.conditions, x_0, noise[:, None], sigma[:, None])
         time = stage.family.time(stage.bundle, sigma)
-        velocity = stage.velocity(part.conditions, x_t[:, None], sigma=sigma[:, None], time=time[:, None], guidance=1.0)
-        return AlgorithmOutput(flow_matching(velocity[:, 0], x_0, noise)[:, None])
+        velocity = stage.velocity(part.conditions, x_t, sigma=sigma[:, None], time=time[:, None], guidance=1.0)
+        weights = part.conditions.positive.weights
+        return AlgorithmOutput(flow_matching(velocity[:, 0], x_0, noise, weights)[:, None])
 
     def _draws(self, ids: list[str], x_0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Noise levels `(N,)` and noise, the shape of x_0."""

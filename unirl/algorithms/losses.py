@@ -11,14 +11,16 @@ import torch
 from unirl.sde.strategy import gaussian_kl, per_row, row_mean
 
 # exp(20) is 5e8: far beyond any ratio that trains, far below overflow. Bounding the exponent, not the result, keeps the
-# gradient finite; NaN passes through torch.clamp and is never hidden.
+# gradient finite.
 _MAX_LOG_RATIO = 20.0
 _SMALLEST_WEIGHT = 1e-5
 
 
 def bounded_ratio(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
-    """`exp(new - old)` with the exponent bounded to +-20, any shape."""
-    return (log_probs - old_log_probs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    """`exp(new - old)` with the exponent bounded to +-20, any shape. NaN stays NaN, in value and gradient."""
+    log_ratio = log_probs - old_log_probs
+    # torch.clamp passes NaN on but gives it the gradient 0, which would train on as if the row were not there.
+    return torch.where(log_ratio.isnan(), log_ratio, log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)).exp()
 
 
 def clipped_surrogate(ratio_NS: torch.Tensor, advantages_NS: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -32,13 +34,15 @@ def clipped_away(ratio_NS: torch.Tensor, advantages_NS: torch.Tensor, low: float
     return ((advantages_NS > 0) & (ratio_NS > 1 + high)) | ((advantages_NS < 0) & (ratio_NS < 1 - low))
 
 
-def step_kl(means: torch.Tensor, other_means: torch.Tensor, stds: torch.Tensor) -> torch.Tensor:
-    """KL of the transitions at each recorded step, averaged over latent elements.
+def step_kl(
+    means: torch.Tensor, other_means: torch.Tensor, stds: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """KL of the transitions at each recorded step, averaged over latent elements (by `weights` `(*latent)`).
 
     means, other_means: `(N, S, *latent)`; stds: `(N, S, 1, ...)`. Returns `(N, S)`.
     """
     count, steps = means.shape[:2]
-    flat = gaussian_kl(means.flatten(0, 1), other_means.flatten(0, 1), stds.flatten(0, 1))
+    flat = gaussian_kl(means.flatten(0, 1), other_means.flatten(0, 1), stds.flatten(0, 1), weights)
     return flat.unflatten(0, (count, steps))
 
 
@@ -65,20 +69,28 @@ def implied_velocities(velocity: torch.Tensor, old: torch.Tensor, beta: float) -
 
 
 def denoising_error(
-    velocity: torch.Tensor, x_t: torch.Tensor, x_0: torch.Tensor, sigma: torch.Tensor, *, adaptive_weight: bool
+    velocity: torch.Tensor,
+    x_t: torch.Tensor,
+    x_0: torch.Tensor,
+    sigma: torch.Tensor,
+    *,
+    adaptive_weight: bool,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`|x0(v) - x0|^2 / w` with `x0(v) = x_t - sigma v`, for B points (DiffusionNFT, arXiv 2509.16117).
 
     w is the detached mean of `|x0(v) - x0|` in float64, at least 1e-5; 1 without adaptive weights.
-    velocity, x_t, x_0: `(B, *latent)`; sigma: `(B,)`. Returns `(B,)`.
+    velocity, x_t, x_0: `(B, *latent)`; sigma: `(B,)`; weights: `(*latent)`, of the elements. Returns `(B,)`.
     """
     residual = x_t - per_row(sigma, x_t) * velocity - x_0
     if not adaptive_weight:
-        return row_mean(residual**2)
-    weight = row_mean(residual.detach().double().abs()).clamp(min=_SMALLEST_WEIGHT)
-    return (row_mean(residual**2) / weight).to(residual.dtype)
+        return row_mean(residual**2, weights)
+    weight = row_mean(residual.detach().double().abs(), weights).clamp(min=_SMALLEST_WEIGHT)
+    return (row_mean(residual**2, weights) / weight).to(residual.dtype)
 
 
-def flow_matching(velocity: torch.Tensor, x_0: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """`|v - (eps - x0)|^2`, averaged over elements. All `(B, *latent)`; returns `(B,)`."""
-    return row_mean((velocity - (noise - x_0)) ** 2)
+def flow_matching(
+    velocity: torch.Tensor, x_0: torch.Tensor, noise: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`|v - (eps - x_0)|^2`, averaged over elements (by `weights` `(*latent)`). All `(B, *latent)`; returns `(B,)`."""
+    return row_mean((velocity - (noise - x_0)) ** 2, weights)

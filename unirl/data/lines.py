@@ -1,23 +1,63 @@
-"""Lines of a data file, so that a message can name the line."""
+"""Files of one row a line, read strictly: what is wrong is said with the path and the physical line."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """`(number, line)` from 1, as an editor counts; a byte order mark is left out.
+def read_lines(path: Path, read: Callable[[str], Row]) -> tuple[list[Row], list[str]]:
+    """What `read` makes of each line of a UTF-8 file, and `path:line: reason` for each line that it refuses.
 
-    Only a line feed or a carriage return ends a line: a prompt may hold what else Unicode calls a line break.
+    A line ends at LF, CR LF or CR and nowhere else: a JSON string may hold U+2028, where `str.splitlines` would cut it.
     """
-    yield from enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), start=1)
+    rows: list[Row] = []
+    problems: list[str] = []
+    for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
+        try:
+            rows.append(read(_decoded(line)))
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+    return rows, problems
 
 
-def decoded(line: bytes) -> str:
-    """The text of a line; ValueError where it is not UTF-8."""
+def listing(problems: list[str]) -> str:
+    """The first problems, and how many there are."""
+    return "\n".join([*problems[:10], f"{len(problems)} bad rows in all"])
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """The JSON object of a line. ValueError for anything else, a key that stands twice, and NaN or Infinity."""
+    if not line.strip():
+        raise ValueError("the line is blank")
+    try:
+        record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"a row must be a JSON object, got {type(record).__name__}")
+    return record
+
+
+def _decoded(line: bytes) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise ValueError(f"not valid UTF-8 ({error})") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ValueError(f"a key stands twice ({twice})")
+    return dict(pairs)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"not a JSON number ({name})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unirl.data.lines import decoded, numbered_lines
+from unirl.data.lines import json_object, listing, read_lines
 from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
@@ -74,7 +73,7 @@ class FilePrompts(PromptSource):
         if not rows:
             raise ValueError(f"{self.path} holds no usable prompt" + (f": {problems[0]}" if problems else ""))
         if len(problems) > self.max_bad_share * (len(rows) + len(problems)):
-            raise ValueError("\n".join([*problems[:10], f"{len(problems)} bad rows in all"]))
+            raise ValueError(listing(problems))
         return tuple(rows)
 
     def skipped(self) -> dict[str, int]:
@@ -87,15 +86,7 @@ class FilePrompts(PromptSource):
 
     @functools.cached_property
     def _parsed(self) -> tuple[list[PromptRow], list[str]]:
-        rows: list[PromptRow] = []
-        problems: list[str] = []
-        read = _json_row if self.path.suffix == ".jsonl" else _text_row
-        for number, line in numbered_lines(self.path):
-            try:
-                rows.append(read(decoded(line)))
-            except ValueError as error:
-                problems.append(f"{self.path}:{number}: {error}")
-        return rows, problems
+        return read_lines(self.path, _json_row if self.path.suffix == ".jsonl" else _text_row)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,14 +138,7 @@ def _text_row(line: str) -> PromptRow:
 
 
 def _json_row(line: str) -> PromptRow:
-    if not line.strip():
-        raise ValueError("the line is blank")
-    try:
-        record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a row must be a JSON object with a 'prompt', got {type(record).__name__}")
+    record = json_object(line)
     if "prompt" not in record:
         raise ValueError(f"the row has no 'prompt' (keys: {sorted(record)})")
     prompt = record.pop("prompt")
@@ -163,18 +147,6 @@ def _json_row(line: str) -> PromptRow:
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     return PromptRow(prompt, record)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    twice = sorted({key for key in keys if keys.count(key) > 1})
-    if twice:
-        raise ValueError(f"a key stands twice ({twice})")
-    return dict(pairs)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"not a JSON number ({name})")
 
 
 def _refuse_empty(rows: list[PromptRow], name: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
 
-from unirl.data.lines import decoded, numbered_lines
+from unirl.data.lines import json_object, listing, read_lines
 from unirl.data.prompts import epoch_rows
 from unirl.types.media import Media
 from unirl.types.sample import Part
@@ -50,10 +49,10 @@ class ImageFolder(RecordSource):
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1 pixel, got {self.size}")
         if not self.path.is_file():
             raise ValueError(f"there is no record file {self.path}")
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
         _ = self._rows
 
     def count(self) -> int:
@@ -64,43 +63,33 @@ class ImageFolder(RecordSource):
         from PIL import Image
 
         pictures = []
-        for number, path, _ in self._rows:
+        for path, _ in self._rows:
             try:
                 with Image.open(path) as picture:
                     resized = picture.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
             except OSError as error:
-                raise ValueError(f"{self.path}:{number}: {path} cannot be read as a picture ({error})") from error
+                raise ValueError(f"{self.path}: {path} cannot be read as a picture ({error})") from error
             pictures.append(torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1).float() / 255)
-        return Records(torch.stack(pictures), [caption for _, _, caption in self._rows])
+        return Records(torch.stack(pictures), [caption for _, caption in self._rows])
 
     @functools.cached_property
-    def _rows(self) -> list[tuple[int, Path, str]]:
-        """Line number, picture and caption of each record."""
-        rows = []
-        for number, line in numbered_lines(self.path):
-            try:
-                image, caption = _record(decoded(line))
-            except ValueError as error:
-                raise ValueError(f"{self.path}:{number}: {error}") from error
-            path = self.path.parent / image
-            if not path.is_file():
-                raise ValueError(f"{self.path}:{number}: there is no picture {path}")
-            rows.append((number, path, caption))
+    def _rows(self) -> list[tuple[Path, str]]:
+        rows, problems = read_lines(self.path, self._row)
+        if problems:
+            raise ValueError(listing(problems))
         if not rows:
             raise ValueError(f"{self.path} is empty; give at least one record")
         return rows
 
-
-def _record(line: str) -> tuple[str, str]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error})") from error
-    match record:
-        case {"image": str(image), "caption": str(caption)}:
-            return image, caption
-        case _:
-            raise ValueError(f"a row is an object with strings 'image' and 'caption', got {line[:80]}")
+    def _row(self, line: str) -> tuple[Path, str]:
+        match json_object(line):
+            case {"image": str(image), "caption": str(caption)}:
+                picture = self.path.parent / image
+                if not picture.is_file():
+                    raise ValueError(f"there is no image {picture}")
+                return picture, caption
+            case _:
+                raise ValueError("a row is an object with strings 'image' and 'caption'")
 
 
 @dataclasses.dataclass(frozen=True)

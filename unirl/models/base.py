@@ -42,21 +42,48 @@ class Bundle:
         return next(self.transformer.parameters()).device
 
 
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a person wants to know before choosing a family; `unirl models` prints it.
+
+    makes:            image, video, ...
+    checkpoints:      hub ids
+    parameters:       of the transformer, in the order of the checkpoints
+    licence:          of the weights; gated: the hub asks for consent first
+    guidance:         which form, in a few words
+    needs:            packages beside ours that the family cannot do without
+    context_parallel, tensor_parallel: whether the library ships a plan
+    advice:           recommended RL settings, or what to know
+    """
+
+    makes: str
+    checkpoints: tuple[str, ...]
+    parameters: str
+    licence: str
+    guidance: str
+    gated: bool = False
+    needs: tuple[str, ...] = ()
+    context_parallel: bool = False
+    tensor_parallel: bool = False
+    advice: str = ""
+
+
 class DiffusionFamily(ABC):
     """A family of flow-matching models. A subclass is a frozen dataclass of its settings and keeps no state.
 
+    facts:        for people
     lora_targets: module name suffixes that LoRA wraps unless a recipe names others
     block_names:  class names of the transformer blocks (sharding, gradient checkpointing)
     """
 
+    facts: ClassVar[Facts]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
 
-    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams | None) -> None:  # noqa: B027 - optional
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:  # noqa: B027 - optional
         """ValueError for prompts, or a size, that the model cannot take, as far as that is known before it is loaded.
 
-        None: nothing is sampled. A family that takes all prompts and sizes, or learns its limits from its weights,
-        leaves this out.
+        A family that takes all of them, or learns its limits from its weights, leaves this out.
         """
 
     @abstractmethod
@@ -65,7 +92,7 @@ class DiffusionFamily(ABC):
 
     @abstractmethod
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        """Shape of one sample's latent. ValueError for a size that the model cannot make."""
+        """Shape of one sample's latent. ValueError, with the nearest sizes, for a size that the model cannot make."""
 
     @abstractmethod
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
@@ -76,24 +103,42 @@ class DiffusionFamily(ABC):
         """Model time of arbitrary noise levels `(B,)`, for losses on the forward process."""
 
     @abstractmethod
-    def encode(self, bundle: Bundle, prompts: list[str]) -> Embedding:
-        """One row a prompt, on the device. The caller passes distinct prompts."""
+    def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        """One row a prompt, on the device: texts, and where the family takes them source pictures.
+
+        The caller passes distinct rows, and the negative prompt (beside the same pictures) in a call of its own.
+        """
 
     @abstractmethod
-    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
-        """Velocity `eps - x0` of one guidance branch, the shape of `latents` `(B, *latent)`."""
+    def guided(self, guidance: float) -> bool:
+        """Whether this guidance needs an unconditional branch."""
 
     @abstractmethod
-    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+    ) -> torch.Tensor:
+        """Velocity `eps - x0` of one guidance branch, the shape of `latents` `(B, *latent)`.
+
+        guidance: for models that take it as an input
+        """
+
+    @abstractmethod
+    def guide(
+        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
+    ) -> torch.Tensor:
         """The velocity that guidance makes of the two branches."""
 
     @abstractmethod
-    def decode(self, bundle: Bundle, latents: torch.Tensor) -> Media:
-        """What a person sees of x_0."""
+    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
+        """What a person sees of x_0, on the CPU."""
 
     @abstractmethod
-    def encode_media(self, bundle: Bundle, media: Media) -> torch.Tensor:
+    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         """x_0 of given media, for supervised training: the inverse of `decode`."""
+
+    @abstractmethod
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        """Gradient checkpointing: from now on a backward recomputes the transformer's blocks."""
 
     @abstractmethod
     def save(self, bundle: Bundle, folder: Path) -> None:

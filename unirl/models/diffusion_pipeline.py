@@ -7,8 +7,10 @@ import dataclasses
 import torch
 
 from unirl.models.diffusion_stage import DiffusionStage
-from unirl.types.condition import Conditions, Embedding
+from unirl.types.condition import Conditions
+from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
+from unirl.types.sampling import DiffusionSamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,31 +24,42 @@ class DiffusionPipeline:
         """Fill the frontier of `sample`; `version` names the weights that do it."""
         part, above = sample.frontier, sample.parts[-2].media
         assert part.sampling is not None, "a request says how it is to be made"
-        assert above is not None, "the part above an image request carries its prompts"
-        assert above.texts is not None, "the part above an image request carries its prompts"
-        prompts = [above.texts[row] for row in sample.parent_rows().tolist()]
+        assert above is not None, "the part above a request carries its prompts"
         with torch.no_grad():
-            guided = part.sampling.guidance != 1
-            conditions = self.encode(prompts, negative_prompt=part.sampling.negative_prompt if guided else None)
+            conditions = self.encode(above.select(sample.parent_rows()), part.sampling)
             sizes = _batches(len(part), self.batch_size)
             pieces = zip(part.split(sizes), conditions.split(sizes), strict=True)
             return sample.with_frontier(Part.concat([self._fill(piece, own, version) for piece, own in pieces]))
 
-    def encode(self, prompts: list[str], *, negative_prompt: str | None) -> Conditions:
-        """Conditions of N prompts; each distinct prompt, and the negative one, is encoded once. None: no guidance."""
+    def encode(self, prompts: Media, sampling: DiffusionSamplingParams) -> Conditions:
+        """Conditions of N prompts, of which each distinct one is encoded once, and the negative one beside it."""
         family, bundle = self.stage.family, self.stage.bundle
-        distinct = list(dict.fromkeys(prompts))
-        row_of = {prompt: row for row, prompt in enumerate(distinct)}
-        positive = family.encode(bundle, distinct).select([row_of[prompt] for prompt in prompts])
-        negative: Embedding | None = None
-        if negative_prompt is not None:
-            negative = family.encode(bundle, [negative_prompt]).select([0] * len(prompts))
-        return Conditions(positive=positive, negative=negative)
+        first_rows, row_of = _distinct(prompts)
+        distinct = prompts.select(first_rows)
+        positive = family.encode(bundle, distinct, sampling).select(row_of)
+        if not family.guided(sampling.guidance):
+            return Conditions(positive=positive)
+        negative = dataclasses.replace(distinct, texts=[sampling.negative_prompt] * len(distinct))
+        first_rows, row_of_negative = _distinct(negative)
+        encoded = family.encode(bundle, negative.select(first_rows), sampling)
+        return Conditions(positive=positive, negative=encoded.select([row_of_negative[row] for row in row_of]))
 
     def _fill(self, part: Part, conditions: Conditions, version: int) -> Part:
+        assert part.sampling is not None
         segment = self.stage.rollout(part, conditions)
-        media = self.stage.family.decode(self.stage.bundle, segment.final)
+        media = self.stage.family.decode(self.stage.bundle, segment.final, part.sampling)
         return part.fill(media=media, segment=segment, conditions=conditions, version=version)
+
+
+def _distinct(prompts: Media) -> tuple[list[int], list[int]]:
+    """The first row of each distinct prompt, and for every row which of those it is.
+
+    Source pictures are told apart by identity: siblings carry the very pictures of their parent.
+    """
+    sources = prompts.sources or [[] for _ in prompts.required_texts]
+    keys = [(text, *map(id, pictures)) for text, pictures in zip(prompts.required_texts, sources, strict=True)]
+    number = {key: position for position, key in enumerate(dict.fromkeys(keys))}
+    return [keys.index(key) for key in number], [number[key] for key in keys]
 
 
 def _batches(count: int, size: int | None) -> list[int]:

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily
+from unirl.sde.elements import Elements
 from unirl.sde.noise import StepNoise, initial_noise
 from unirl.sde.solver import SOLVERS
 from unirl.sde.steps import Schedule, Step
@@ -49,6 +50,7 @@ class DiffusionStage:
             sde_indices=sde_indices,
             noise=StepNoise(part.ids, sampling.seed),
             storage_dtype=getattr(torch, sampling.storage_dtype),
+            elements=_elements(conditions),
         )
         return segment if recorder is None else dataclasses.replace(segment, unconditional=recorder.stacked())
 
@@ -64,7 +66,19 @@ class DiffusionStage:
             columns = torch.searchsorted(segment.sde_indices, steps)
             recorded = segment.unconditional[:, columns.to(segment.unconditional.device)].flatten(0, 1)
         model = self._model(conditions, sampling.guidance, recorded)
-        return replay_trajectory(model, segment, steps, strategy=_strategy(sampling))
+        elements = _elements(conditions)
+        return replay_trajectory(model, segment, steps, strategy=_strategy(sampling), elements=elements)
+
+    def noised(
+        self, conditions: Conditions, x_0: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor
+    ) -> torch.Tensor:
+        """Points of the forward process, `(1 - sigma) x_0 + sigma eps`; given elements keep their values.
+
+        x_0: `(N, *latent)`; noise: `(N, K, *latent)`; sigma: `(N, K)`. Returns the shape of noise.
+        """
+        level = sigma.reshape(*sigma.shape, *([1] * (x_0.ndim - 1)))
+        elements, noisy = _elements(conditions), (1 - level) * x_0[:, None] + level * noise
+        return torch.stack([elements.pin(points) for points in noisy.unbind(1)], dim=1)
 
     def velocity(
         self, conditions: Conditions, latents: torch.Tensor, *, sigma: torch.Tensor, time: torch.Tensor, guidance: float
@@ -106,22 +120,22 @@ class DiffusionStage:
         latents = latents.float()
         with torch.autocast(latents.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             if conditions.negative is None:
-                return self._branch(latents, step, conditions.positive), None
+                return self._branch(latents, step, conditions.positive, guidance), None
             if unconditional is not None:
-                conditional = self._branch(latents, step, conditions.positive)
+                conditional = self._branch(latents, step, conditions.positive, guidance)
             elif self.guidance_gradient or rollout:
-                both = Embedding.concat([conditions.negative, conditions.positive])
-                velocity = self._branch(torch.cat([latents, latents]), step.repeat(2), both)
+                both = type(conditions.positive).concat([conditions.negative, conditions.positive])
+                velocity = self._branch(torch.cat([latents, latents]), step.repeat(2), both, guidance)
                 unconditional, conditional = velocity.chunk(2)
             else:
                 # Under no_grad as well: pi_old and the reference must share the forwards of pi, down to the low bits.
                 with torch.no_grad():
-                    unconditional = self._branch(latents, step, conditions.negative)
-                conditional = self._branch(latents, step, conditions.positive)
-        return self.family.guide(conditional, unconditional, guidance), unconditional
+                    unconditional = self._branch(latents, step, conditions.negative, guidance)
+                conditional = self._branch(latents, step, conditions.positive, guidance)
+        return self.family.guide(conditional, unconditional, step, guidance), unconditional
 
-    def _branch(self, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
-        return self.family.predict(self.bundle, latents, step, embedding).float()
+    def _branch(self, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float) -> torch.Tensor:
+        return self.family.predict(self.bundle, latents, step, embedding, guidance).float()
 
     def _reuses_unconditional(self, conditions: Conditions) -> bool:
         return conditions.negative is not None and not self.guidance_gradient
@@ -159,6 +173,10 @@ class _Recorder:
 
     def stacked(self) -> torch.Tensor | None:
         return torch.stack(self._kept, dim=1) if self._kept else None
+
+
+def _elements(conditions: Conditions) -> Elements:
+    return Elements(conditions.positive.weights, conditions.positive.given)
 
 
 def _strategy(sampling: DiffusionSamplingParams) -> SDEStrategy:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -32,6 +32,14 @@ class TinySD3(DiffusionFamily):
     predicts:   what the network puts out: "x0" (the velocity is `(x - x0) / max(sigma, 0.05)`) or the "velocity"
     """
 
+    facts: ClassVar[Facts] = Facts(
+        makes="image",
+        checkpoints=(),
+        parameters="0.6M by default",
+        licence="Apache-2.0",
+        guidance="classifier-free, off at 1",
+        advice="for a CPU: the quickstart's model",
+    )
     lora_targets: ClassVar[tuple[str, ...]] = (
         "to_q",
         "to_k",
@@ -76,12 +84,11 @@ class TinySD3(DiffusionFamily):
         if self.checkpoint is not None:
             self._check_checkpoint(self.checkpoint)
 
-    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams | None) -> None:
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
         for prompt in dict.fromkeys(prompts):
             self._tokens(prompt)
-        if sampling is not None:
-            self._tokens(sampling.negative_prompt)
-            self._check_size(sampling)
+        self._tokens(sampling.negative_prompt)
+        self._check_size(sampling)
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         from safetensors.torch import load_file
@@ -106,25 +113,36 @@ class TinySD3(DiffusionFamily):
     def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
         return sigma * 1000
 
-    def encode(self, bundle: Bundle, prompts: list[str]) -> Embedding:
-        return Embedding(tokens=torch.tensor([self._tokens(prompt) for prompt in prompts], device=bundle.device))
+    def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        tokens = [self._tokens(text) for text in prompts.required_texts]
+        return Embedding(tokens=torch.tensor(tokens, device=bundle.device))
 
-    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+    ) -> torch.Tensor:
         output = bundle.transformer(latents, step.time, embedding.tokens)
         if self.predicts == "velocity":
             return output
         return (latents - output) / step.sigma.clamp(min=0.05)[:, None, None, None]
 
-    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
+    def guided(self, guidance: float) -> bool:
+        return guidance != 1
+
+    def guide(
+        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
+    ) -> torch.Tensor:
         return classifier_free(conditional, unconditional, guidance)
 
-    def decode(self, bundle: Bundle, latents: torch.Tensor) -> Media:
+    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         images = ((latents.float() + 1) / 2).clamp(0, 1)
         return Media(images=images.expand(-1, 3, -1, -1).cpu())
 
-    def encode_media(self, bundle: Bundle, media: Media) -> torch.Tensor:
+    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         assert media.images is not None, "supervised training of this family needs images"
         return media.images[:, : self.channels].to(bundle.device) * 2 - 1
+
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         from safetensors.torch import save_file

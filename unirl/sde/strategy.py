@@ -36,9 +36,15 @@ def per_row(
     return value.reshape(-1, *([1] * (like.ndim - 1)))
 
 
-def row_mean(x: jt.Float[torch.Tensor, "B *latent"]) -> jt.Float[torch.Tensor, "B"]:
-    """Mean over all but the batch dimension."""
-    return x.flatten(1).mean(1)
+def row_mean(
+    x: jt.Float[torch.Tensor, "B *latent"], weights: jt.Float[torch.Tensor, "*latent"] | None = None
+) -> jt.Float[torch.Tensor, "B"]:
+    """Mean over all but the batch dimension, weighted by element where `weights` are given."""
+    if weights is None:
+        return x.flatten(1).mean(1)
+    # An element of weight 0 is left out, not multiplied by 0: it may be infinite.
+    weighted = torch.where(weights > 0, x * weights.to(x.dtype), 0)
+    return weighted.flatten(1).sum(1) / weights.sum().to(x.dtype)
 
 
 def euler_step(
@@ -86,10 +92,11 @@ class SDEStrategy(ABC):
         x_next: jt.Float[torch.Tensor, "B *latent"],
         mean: jt.Float[torch.Tensor, "B *latent"],
         std: jt.Float[torch.Tensor, "B *ones"],
+        weights: jt.Float[torch.Tensor, "*latent"] | None = None,
     ) -> jt.Float[torch.Tensor, "B"]:
-        """Gaussian log-density of `x_next`, averaged over latent elements."""
+        """Gaussian log-density of `x_next`, averaged over latent elements (by `weights`)."""
         residual = x_next.to(mean.dtype) - mean
-        return row_mean(-(residual**2) / (2 * std**2) - std.log() - _LOG_SQRT_2PI)
+        return row_mean(-(residual**2) / (2 * std**2) - std.log() - _LOG_SQRT_2PI, weights)
 
     @abstractmethod
     def _mean(self, x: torch.Tensor, velocity: torch.Tensor, step: Step) -> torch.Tensor: ...
@@ -163,8 +170,9 @@ class CPSUnnormalised(CPS):
         x_next: jt.Float[torch.Tensor, "B *latent"],
         mean: jt.Float[torch.Tensor, "B *latent"],
         std: jt.Float[torch.Tensor, "B *ones"],
+        weights: jt.Float[torch.Tensor, "*latent"] | None = None,
     ) -> jt.Float[torch.Tensor, "B"]:
-        return row_mean(-((x_next.to(mean.dtype) - mean) ** 2))
+        return row_mean(-((x_next.to(mean.dtype) - mean) ** 2), weights)
 
 
 STRATEGIES: dict[str, type[SDEStrategy]] = {
@@ -179,6 +187,7 @@ def gaussian_kl(
     mean: jt.Float[torch.Tensor, "B *latent"],
     other_mean: jt.Float[torch.Tensor, "B *latent"],
     std: jt.Float[torch.Tensor, "B *ones"],
+    weights: jt.Float[torch.Tensor, "*latent"] | None = None,
 ) -> jt.Float[torch.Tensor, "B"]:
-    """KL of two Gaussians with one std, averaged over elements: `(mean - other)^2 / (2 std^2)`."""
-    return row_mean((mean - other_mean) ** 2 / (2 * std**2))
+    """KL of two Gaussians with one std, averaged over elements (by `weights`): `(mean - other)^2 / (2 std^2)`."""
+    return row_mean((mean - other_mean) ** 2 / (2 * std**2), weights)

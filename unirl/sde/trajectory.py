@@ -13,11 +13,14 @@ from typing import Protocol, runtime_checkable
 import jaxtyping as jt
 import torch
 
+from unirl.sde.elements import Elements
 from unirl.sde.noise import StepNoise
 from unirl.sde.solver import History, Stepper
 from unirl.sde.steps import Schedule, Step
 from unirl.sde.strategy import SDEStrategy
 from unirl.types.segment import LatentSegment
+
+_ALL_ALIKE = Elements()
 
 
 @runtime_checkable
@@ -37,6 +40,7 @@ def sample_trajectory(  # noqa: PLR0913 - a bundle of these would be made at its
     sde_indices: Sequence[int],
     noise: StepNoise,
     storage_dtype: torch.dtype,
+    elements: Elements = _ALL_ALIKE,
 ) -> LatentSegment:
     """Walk from x_T `(N, *latent)` to x_0, stochastic at `sde_indices`, and record what replay needs.
 
@@ -46,7 +50,7 @@ def sample_trajectory(  # noqa: PLR0913 - a bundle of these would be made at its
     count, device = len(latents), latents.device
     rows = torch.arange(count, device=device)
     kept = sorted({end for index in sde_indices for end in (index, index + 1)} | {len(schedule)})
-    x = latents.to(storage_dtype)
+    x = elements.pin(latents.to(storage_dtype))
     recorded = {0: x}
     log_probs: list[torch.Tensor] = []
     history: History | None = None
@@ -55,12 +59,12 @@ def sample_trajectory(  # noqa: PLR0913 - a bundle of these would be made at its
         velocity = predict(x, step, rows)
         if index in sde_indices:
             mean, std = strategy.mean(x, velocity, step), strategy.std(step, x)
-            x = strategy.draw(mean, std, noise.draw(x.shape[1:]).to(device)).to(storage_dtype)
-            log_probs.append(strategy.log_prob(x, mean, std))
+            x = elements.pin(strategy.draw(mean, std, noise.draw(x.shape[1:]).to(device)).to(storage_dtype))
+            log_probs.append(strategy.log_prob(x, mean, std, elements.weights))
             history = None  # a multistep solver starts anew after a stochastic step
         else:
             x_next, history = solver(x, velocity, step, history)
-            x = x_next.to(storage_dtype)
+            x = elements.pin(x_next.to(storage_dtype))
         if index + 1 in kept:
             recorded[index + 1] = x
     return LatentSegment(
@@ -81,16 +85,23 @@ class Replay:
     means:     of the transitions
     stds:      `(N, S, 1, ...)`
     dts:       `sigma_next - sigma`, below 0
+    weights:   of the latent's elements, where they do not count alike
     """
 
     log_probs: jt.Float[torch.Tensor, "N S"]
     means: jt.Float[torch.Tensor, "N S *latent"]
     stds: jt.Float[torch.Tensor, "N S *ones"]
     dts: jt.Float[torch.Tensor, "S"]
+    weights: jt.Float[torch.Tensor, "*latent"] | None = None
 
 
 def replay_trajectory(
-    predict: Predict, segment: LatentSegment, steps: torch.Tensor, *, strategy: SDEStrategy
+    predict: Predict,
+    segment: LatentSegment,
+    steps: torch.Tensor,
+    *,
+    strategy: SDEStrategy,
+    elements: Elements = _ALL_ALIKE,
 ) -> Replay:
     """Score the recorded transitions at `steps` `(S,)` (schedule indices), all of them in one forward.
 
@@ -107,10 +118,11 @@ def replay_trajectory(
     step = schedule.at(steps.to(device).repeat(count))
     rows = torch.arange(count, device=device).repeat_interleave(chosen)
     mean, std = strategy.mean(x, predict(x, step, rows), step), strategy.std(step, x)
-    log_probs = strategy.log_prob(x_next, mean, std)
+    log_probs = strategy.log_prob(x_next, mean, std, elements.weights)
     return Replay(
         log_probs=log_probs.unflatten(0, (count, chosen)),
         means=mean.unflatten(0, (count, chosen)),
         stds=std.unflatten(0, (count, chosen)),
         dts=schedule.sigmas[steps + 1] - schedule.sigmas[steps],
+        weights=elements.weights,
     )

@@ -85,8 +85,6 @@ def sample_run(
 ) -> Media:
     """`per_prompt` samples of each prompt from the weights of a run, by the ODE of the run's own sampling."""
     with restored(run, step) as found:
-        if found.config.sampling is None:
-            raise ConfigError(f"{run} does not say how it samples: its recipe has no sampling section")
         engine = found.slab.spawn(TrainsideEngine, found.backend, Trainside(weights=_chosen(found, weights)))
         filled = engine.generate(_request(prompts, per_prompt, found.config.sampling, seed))
     assert filled.frontier.media is not None

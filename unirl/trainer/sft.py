@@ -49,13 +49,13 @@ class SFTEvalConfig(EvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFTConfig(CommonConfig):
-    """Supervised fine-tuning of a flow model. sampling is used by the evaluation alone."""
+    """Supervised fine-tuning of a flow model. sampling: the size of what it trains on, and how evaluations sample."""
 
     model: DiffusionFamily
     data: SFTDataConfig
     algorithm: FlowSFT
     train: TrainConfig
-    sampling: DiffusionSamplingParams | None = None
+    sampling: DiffusionSamplingParams
     eval: SFTEvalConfig | None = None
     domain: Literal["sft"] = "sft"
 
@@ -68,8 +68,6 @@ class SFTConfig(CommonConfig):
             )
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
-        elif self.sampling is None:
-            raise ValueError("eval samples pictures: set sampling, got null")
         else:
             self.eval.check(self.model, self.sampling, self.eval.reward, self.run)
 
@@ -95,7 +93,7 @@ class SFTTrainer(Trainer):
             total_steps=config.run.steps,
             with_reference=False,
         )
-        self.encoder = slab.spawn(SupervisedEncoder, self.backend)
+        self.encoder = slab.spawn(SupervisedEncoder, self.backend, config.sampling)
         self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
         if config.eval is not None:
             weights = "live" if config.train.backend.ema is None else "ema"
@@ -110,7 +108,7 @@ class SFTTrainer(Trainer):
         return self.config.eval is not None and self.config.eval.due(done, self.config.run.steps)
 
     def evaluate(self) -> Evaluation | None:
-        if self.config.eval is None or self.config.sampling is None:
+        if self.config.eval is None:
             return None
         sample = self.sampler.generate(self.config.eval.request(self.config.sampling))
         return judge(sample, self.judges, self.config.eval)

@@ -215,4 +215,6 @@ def _to(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, dict):
         return {key: _to(item, device) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_to(item, device) for item in value]
     return value

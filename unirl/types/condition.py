@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from unirl.types.batch import Rows, dense, nested, padded
+from unirl.types.batch import Rows, dense, nested, padded, shared
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -16,11 +16,17 @@ class Embedding(Rows):
     tokens: `(N, L, D)` hidden states, or `(N, L)` ids where the transformer embeds them itself
     pooled: `(N, P)`, where the model takes one vector a prompt
     mask:   `(N, L)` bool, True where a token is real; None where the model attends to all of them
+
+    What is not text, where a family has it (a subclass adds what is its own, such as the latents of source pictures):
+    weights: `(*latent)`, how much each latent element counts in log-probs, KL and losses; None counts all alike
+    given:   `(N, *latent)`, values of the elements of weight 0: they are not generated
     """
 
     tokens: torch.Tensor = padded(mask="mask")
     pooled: torch.Tensor | None = dense(None)
     mask: torch.Tensor | None = padded(None, mask="mask")
+    weights: torch.Tensor | None = shared(None)
+    given: torch.Tensor | None = dense(None)
 
     def __post_init__(self) -> None:
         Rows.__post_init__(self)

@@ -16,6 +16,7 @@ class DiffusionSamplingParams:
     steps:              denoising steps T; the schedule has T + 1 sigmas
     guidance:           classifier-free guidance scale; 1 means that no unconditional forward is done
     height, width:      pixels
+    frames:             of a video; 1 for a picture
     seed:               key of all noise of these samples (0 is a seed like any other)
     noise_level:        level of the SDE (eta); 0 is the ODE
     strategy:           transition kernel of the stochastic steps (unirl/sde/strategy.py)
@@ -30,6 +31,7 @@ class DiffusionSamplingParams:
     steps: int
     height: int
     width: int
+    frames: int = 1
     guidance: float = 1.0
     seed: int = 0
     noise_level: float = 0.7
@@ -44,8 +46,9 @@ class DiffusionSamplingParams:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.height < 1 or self.width < 1:
-            raise ValueError(f"height and width must be positive, got {self.height} x {self.width}")
+        if self.height < 1 or self.width < 1 or self.frames < 1:
+            size = f"{self.height} x {self.width}, {self.frames} frames"
+            raise ValueError(f"height, width and frames must be positive, got {size}")
         if not (math.isfinite(self.guidance) and self.guidance >= 1):
             raise ValueError(f"guidance must be at least 1 (1 = none), got {self.guidance}")
         if not (math.isfinite(self.noise_level) and self.noise_level >= 0):

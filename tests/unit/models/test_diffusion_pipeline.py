@@ -14,7 +14,10 @@ from unirl.models.diffusion.sd3 import SD3
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.types.media import Media
 from unirl.types.sample import Part
+from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.segment import LatentSegment
+
+GUIDED = DiffusionSamplingParams(steps=4, height=32, width=32, guidance=4.5)
 
 
 @contextmanager
@@ -74,9 +77,9 @@ def test_each_distinct_prompt_is_encoded_once(sd3: SD3, bundle: Bundle, guidance
 
 
 def test_the_empty_negative_prompt_is_encoded_like_any_other(sd3: SD3, bundle: Bundle) -> None:
-    conditions = DiffusionPipeline(stage_of(sd3, bundle)).encode(PROMPTS, negative_prompt="")
+    conditions = DiffusionPipeline(stage_of(sd3, bundle)).encode(Media(texts=PROMPTS), GUIDED)
     assert conditions.negative is not None
-    own = sd3.encode(bundle, [""])
+    own = sd3.encode(bundle, Media(texts=[""]), GUIDED)
     assert torch.equal(conditions.negative.tokens, own.tokens.expand(2, -1, -1))
     assert own.tokens[:, 1:].std() > 0.1
 
@@ -104,8 +107,8 @@ def test_pieces_of_any_size_make_the_same_samples(sd3: SD3, bundle: Bundle, batc
 
 def test_a_picture_does_not_depend_on_the_pictures_decoded_with_it(sd3: SD3, bundle: Bundle) -> None:
     latents = torch.randn(3, 4, 16, 16)
-    together = sd3.decode(bundle, latents)
-    apart = Media.concat([sd3.decode(bundle, latents[row : row + 1]) for row in range(3)])
+    together = sd3.decode(bundle, latents, GUIDED)
+    apart = Media.concat([sd3.decode(bundle, latents[row : row + 1], GUIDED) for row in range(3)])
     assert together.images is not None
     assert apart.images is not None
     assert torch.equal(together.images, apart.images)

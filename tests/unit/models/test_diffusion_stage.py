@@ -15,8 +15,12 @@ from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.models.diffusion_stage import DiffusionStage
 from unirl.sde.steps import Step
 from unirl.types.condition import Conditions
+from unirl.types.media import Media
 from unirl.types.sample import Part
+from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.segment import LatentSegment
+
+GUIDED = DiffusionSamplingParams(steps=4, height=32, width=32, guidance=4.5)
 
 STEPS = torch.tensor([0, 1, 2])  # the stochastic ones of four
 
@@ -105,7 +109,7 @@ def test_without_guidance_no_unconditional_forward_is_done(sd3: SD3, bundle: Bun
 def test_without_guidance_gradient_the_value_stays_and_only_the_conditional_branch_has_a_gradient(
     sd3: SD3, bundle: Bundle
 ) -> None:
-    conditions = DiffusionPipeline(stage_of(sd3, bundle)).encode(PROMPTS, negative_prompt="")
+    conditions = DiffusionPipeline(stage_of(sd3, bundle)).encode(Media(texts=PROMPTS), GUIDED)
     assert conditions.negative is not None
     latents, step, weight = torch.randn(2, 4, 16, 16), some_step(2), torch.randn(2, 4, 16, 16)
     values, grads = {}, {}
@@ -118,7 +122,7 @@ def test_without_guidance_gradient_the_value_stays_and_only_the_conditional_bran
         reached = conditions.negative.tokens.grad
         assert (reached is not None and bool(reached.any())) == asked
     torch.testing.assert_close(values[True], values[False], rtol=0, atol=1e-5)
-    alone = sd3.predict(bundle, latents, step, conditions.positive)
+    alone = sd3.predict(bundle, latents, step, conditions.positive, 1.0)
     (4.5 * alone * weight).sum().backward()
     expected = gradients(bundle.transformer)
     assert set(grads[False]) == set(expected)
@@ -129,7 +133,7 @@ def test_without_guidance_gradient_the_value_stays_and_only_the_conditional_bran
 
 def test_a_forward_without_graph_takes_no_gradient_from_the_autocast_forward_after_it(sd3: SD3, bundle: Bundle) -> None:
     stage = stage_of(sd3, bundle, guidance_gradient=False, compute_dtype=torch.bfloat16)
-    conditions = DiffusionPipeline(stage).encode(PROMPTS, negative_prompt="")
+    conditions = DiffusionPipeline(stage).encode(Media(texts=PROMPTS), GUIDED)
     latents, step = torch.randn(2, 4, 16, 16), some_step(2)
     stage.predict(latents, step, conditions, 4.5)[0].sum().backward()
     both = gradients(bundle.transformer)
@@ -197,7 +201,7 @@ def test_a_rollout_leaves_the_mode_of_every_module_alone_even_when_it_fails(sd3:
 
 def test_velocity_at_points_off_the_trajectory_is_the_prediction_of_each_point(sd3: SD3, bundle: Bundle) -> None:
     stage = stage_of(sd3, bundle)
-    conditions = DiffusionPipeline(stage).encode(PROMPTS, negative_prompt="")
+    conditions = DiffusionPipeline(stage).encode(Media(texts=PROMPTS), GUIDED)
     latents, sigma = torch.randn(2, 3, 4, 16, 16), torch.rand(2, 3) * 0.8 + 0.1
     with torch.no_grad():
         velocity = stage.velocity(conditions, latents, sigma=sigma, time=sd3.time(bundle, sigma), guidance=4.5)

@@ -18,9 +18,13 @@ from unirl.models.base import Bundle
 from unirl.models.diffusion.sd3 import SD3
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.sde.noise import initial_noise
+from unirl.sde.steps import Step
 from unirl.types.media import Media
 from unirl.types.sample import Sample
+from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.segment import LatentSegment
+
+GUIDED = DiffusionSamplingParams(steps=4, height=32, width=32, guidance=4.5)
 
 TOLERANCE = 1e-4
 
@@ -29,8 +33,10 @@ TOLERANCE = 1e-4
 class SwappedBranches(SD3):
     """Wrong on purpose."""
 
-    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
-        return super().guide(unconditional, conditional, guidance)
+    def guide(
+        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
+    ) -> torch.Tensor:
+        return super().guide(unconditional, conditional, step, guidance)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,13 +172,13 @@ def test_a_size_that_it_cannot_make_is_refused_with_the_nearest(
 
 def test_latents_are_in_the_autoencoders_scale(sd3: SD3, bundle: Bundle) -> None:
     images = torch.rand(3, 3, 32, 48)
-    latents = sd3.encode_media(bundle, Media(images=images))
+    latents = sd3.encode_media(bundle, Media(images=images), GUIDED)
     assert latents.shape == (3, 4, 16, 24)
     vae = bundle.frozen["vae"]
     raw = vae.encode(images * 2 - 1).latent_dist.mean  # type: ignore[operator]
     torch.testing.assert_close(latents, (raw - 0.0609) * 1.5305)
-    torch.testing.assert_close(sd3.encode_media(bundle, Media(images=images[1:2])), latents[1:2])
-    decoded = sd3.decode(bundle, latents).images
+    torch.testing.assert_close(sd3.encode_media(bundle, Media(images=images[1:2]), GUIDED), latents[1:2])
+    decoded = sd3.decode(bundle, latents, GUIDED).images
     expected = (vae.decode(raw).sample / 2 + 0.5).clamp(0, 1)  # type: ignore[operator]
     assert decoded is not None
     assert decoded.dtype == torch.float32
@@ -186,7 +192,7 @@ def test_half_precision_spares_the_autoencoder(sd3: SD3) -> None:
     assert dtypes.pop("vae") == {torch.float32}
     assert list(dtypes) == ["transformer", "text_encoder", "text_encoder_2", "text_encoder_3"]
     assert all(kinds == {torch.bfloat16} for kinds in dtypes.values())
-    assert sd3.encode(bundle, PROMPTS).tokens.dtype == torch.bfloat16
+    assert sd3.encode(bundle, Media(texts=PROMPTS), GUIDED).tokens.dtype == torch.bfloat16
 
 
 def test_nothing_trains_and_nothing_drops_out_after_loading(bundle: Bundle) -> None:
@@ -244,7 +250,10 @@ def test_t5_can_be_left_out_of_a_pipeline_that_has_it(sd3: SD3, bundle: Bundle) 
     family = dataclasses.replace(sd3, t5=False)
     small = family.load(CPU, torch.float32)
     assert list(small.frozen) == ["text_encoder", "text_encoder_2", "vae"]
-    tokens, whole = family.encode(small, PROMPTS).tokens, sd3.encode(bundle, PROMPTS).tokens
+    tokens, whole = (
+        family.encode(small, Media(texts=PROMPTS), GUIDED).tokens,
+        sd3.encode(bundle, Media(texts=PROMPTS), GUIDED).tokens,
+    )
     assert torch.equal(tokens[:, :77], whole[:, :77])
     assert not tokens[:, 77:].any()
     assert tokens.shape == whole.shape

@@ -15,7 +15,10 @@ from unirl.models.tiny import TinySD3
 from unirl.sde.steps import Step
 from unirl.types.media import Media
 from unirl.types.sample import Part
+from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.segment import LatentSegment
+
+GUIDED = DiffusionSamplingParams(steps=4, height=32, width=32, guidance=4.5)
 
 TINY = TinySD3(head_dim=8, embedding_dim=16)
 SEVEN = "a handwritten seven"
@@ -82,19 +85,23 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 def test_a_word_it_does_not_know_is_named() -> None:
     bundle = TINY.load(CPU, torch.float32)
     with pytest.raises(ValueError, match=r"'a red seven' uses \['red'\], this model knows the words \['a', 'hand"):
-        TINY.encode(bundle, [SEVEN, "a red seven"])
+        TINY.encode(bundle, Media(texts=[SEVEN, "a red seven"]), GUIDED)
 
 
 def test_a_prompt_that_is_too_long_is_refused() -> None:
     bundle = TINY.load(CPU, torch.float32)
     with pytest.raises(ValueError, match="has 4 words, this model takes 3"):
-        TINY.encode(bundle, ["a handwritten seven seven"])
+        TINY.encode(bundle, Media(texts=["a handwritten seven seven"]), GUIDED)
 
 
 def test_prompts_are_padded_to_one_length() -> None:
     bundle = TINY.load(CPU, torch.float32)
-    assert TINY.encode(bundle, [SEVEN, "two", ""]).tokens.tolist() == [[1, 2, 10], [5, 0, 0], [0, 0, 0]]
-    assert TINY.encode(bundle, ["two"]).tokens.tolist() == [[5, 0, 0]]
+    assert TINY.encode(bundle, Media(texts=[SEVEN, "two", ""]), GUIDED).tokens.tolist() == [
+        [1, 2, 10],
+        [5, 0, 0],
+        [0, 0, 0],
+    ]
+    assert TINY.encode(bundle, Media(texts=["two"]), GUIDED).tokens.tolist() == [[5, 0, 0]]
 
 
 def test_a_row_alone_equals_the_row_beside_a_longer_prompt() -> None:
@@ -107,11 +114,15 @@ def test_a_row_alone_equals_the_row_beside_a_longer_prompt() -> None:
 @pytest.mark.parametrize(("sigma", "divisor"), [(0.8, 0.8), (0.05, 0.05), (0.01, 0.05)])
 def test_an_x0_network_is_read_as_a_velocity(sigma: float, divisor: float) -> None:
     bundle = TINY.load(CPU, torch.float32)
-    latents, embedding, step = torch.randn(1, 1, 8, 8), TINY.encode(bundle, [SEVEN]), step_at(sigma)
+    latents, embedding, step = (
+        torch.randn(1, 1, 8, 8),
+        TINY.encode(bundle, Media(texts=[SEVEN]), GUIDED),
+        step_at(sigma),
+    )
     put_out = bundle.transformer(latents, step.time, embedding.tokens)
-    torch.testing.assert_close(TINY.predict(bundle, latents, step, embedding), (latents - put_out) / divisor)
+    torch.testing.assert_close(TINY.predict(bundle, latents, step, embedding, 1.0), (latents - put_out) / divisor)
     other = dataclasses.replace(TINY, predicts="velocity")
-    assert torch.equal(other.predict(bundle, latents, step, embedding), put_out)
+    assert torch.equal(other.predict(bundle, latents, step, embedding, 1.0), put_out)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -119,12 +130,12 @@ def test_pixels_and_latents_are_inverse(channels: int) -> None:
     family = dataclasses.replace(TINY, channels=channels)
     bundle = family.load(CPU, torch.float32)
     images = torch.rand(2, channels, 8, 8).expand(-1, 3, -1, -1)
-    latents = family.encode_media(bundle, Media(images=images))
+    latents = family.encode_media(bundle, Media(images=images), GUIDED)
     assert latents.shape == (2, channels, 8, 8)
-    decoded = family.decode(bundle, latents).images
+    decoded = family.decode(bundle, latents, GUIDED).images
     assert decoded is not None
     torch.testing.assert_close(decoded, images)
-    assert family.decode(bundle, latents * 9).images.max() == 1  # type: ignore[union-attr]
+    assert family.decode(bundle, latents * 9, GUIDED).images.max() == 1  # type: ignore[union-attr]
 
 
 def test_another_size_is_refused() -> None:

@@ -16,6 +16,10 @@ from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA, inject, switched_off
 from unirl.types.condition import Conditions
+from unirl.types.media import Media
+from unirl.types.sampling import DiffusionSamplingParams
+
+GUIDED = DiffusionSamplingParams(steps=4, height=32, width=32, guidance=4.5)
 
 TINY = TinySD3(layers=2, head_dim=8, embedding_dim=16)
 LORA = LoRA(rank=4, alpha=8)
@@ -52,7 +56,7 @@ def same(a: dict[str, tuple[torch.Tensor, bool]], b: dict[str, tuple[torch.Tenso
 def velocity(policy: FSDPBackend | DiffusionStage) -> torch.Tensor:
     """Of three fixed points."""
     stage = policy.stage if isinstance(policy, FSDPBackend) else policy
-    conditions = Conditions(positive=TINY.encode(stage.bundle, ["a handwritten seven"]))
+    conditions = Conditions(positive=TINY.encode(stage.bundle, Media(texts=["a handwritten seven"]), GUIDED))
     latents = torch.randn(1, 3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     sigma = torch.tensor([[0.2, 0.5, 0.9]])
     return stage.velocity(conditions, latents, sigma=sigma, time=sigma * 1000, guidance=1.0)

@@ -82,7 +82,7 @@ class FSDPBackend(Remote):
         else:
             inject(self._module, config.lora, family.lora_targets, seed)
         if config.gradient_checkpointing:
-            self._module.enable_gradient_checkpointing()  # type: ignore[operator]
+            family.recompute_blocks(bundle)
         self.stage = DiffusionStage(family, bundle, guidance_gradient=config.guidance_gradient, compute_dtype=dtype)
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         optimizer = config.optimizer
@@ -96,7 +96,7 @@ class FSDPBackend(Remote):
         )
         self._ema = Shadow(self._parameters) if config.ema is not None else None
         self._reference = Shadow(self._parameters) if with_reference and config.lora is None else None
-        self._steps = self._ema_updates = self._skipped_in_row = 0
+        self._steps = self._steps_of_version = self._ema_updates = self._skipped_in_row = 0
         self.version = 0
 
     def reference(self) -> AbstractContextManager[None]:
@@ -140,9 +140,11 @@ class FSDPBackend(Remote):
         }
 
     def finish_rollout(self) -> None:
-        """All updates on a rollout are done: the weights have a new version."""
-        self._update_ema("rollout")
-        self.version += 1
+        """All updates on a rollout are done: the weights have a new version, unless no update was taken."""
+        if self._steps > self._steps_of_version:
+            self._steps_of_version = self._steps
+            self._update_ema("rollout")
+            self.version += 1
 
     @remote(Dispatch.RANK_ZERO)
     def state(self) -> dict[str, Any]:
@@ -165,27 +167,22 @@ class FSDPBackend(Remote):
 
     @remote(Dispatch.BROADCAST)
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, bit for bit."""
-        saved = state["parameters"]
-        if set(saved) != set(self._parameters):
-            raise ValueError(_name_difference(set(saved), set(self._parameters)))
+        """Take over what `state` returned, bit for bit, or nothing of it where it does not fit."""
+        self._refuse_misfit(state)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                if saved[name].shape != parameter.shape:
-                    found, wanted = tuple(saved[name].shape), tuple(parameter.shape)
-                    raise ValueError(f"{name} was saved with the shape {found}, here it has {wanted}")
-                parameter.copy_(saved[name])
+                parameter.copy_(state["parameters"][name])
         device = self.stage.bundle.device
         self._optimizer.state.clear()
         for name, entries in state["optimizer"].items():
-            # AdamW's step counter stays where it was made; moments live beside their parameter.
-            self._optimizer.state[self._parameters[name]] = {k: v.to(device) for k, v in entries.items()}
-        if (self._ema is None) != (state["ema"] is None):
-            raise ValueError("the checkpoint and the recipe disagree on whether there is an EMA")
+            # Copies: AdamW changes its moments in place, and `state` is the caller's.
+            moments = {k: v.to(device, copy=True) for k, v in entries.items()}
+            self._optimizer.state[self._parameters[name]] = moments
         if self._ema is not None:
             self._ema.load(state["ema"])
-        self._steps, self._ema_updates = state["steps"], state["ema_updates"]
-        self._skipped_in_row, self.version = state["skipped_in_row"], state["version"]
+        self._steps = self._steps_of_version = state["steps"]
+        self._ema_updates, self._skipped_in_row = state["ema_updates"], state["skipped_in_row"]
+        self.version = state["version"]
         set_rng_state(state["rng"])
 
     @remote(Dispatch.RANK_ZERO)
@@ -198,6 +195,19 @@ class FSDPBackend(Remote):
         else:
             with self.ema():
                 write_export(self.stage, self._config.lora, folder)
+
+    def _refuse_misfit(self, state: dict[str, Any]) -> None:
+        saved = state["parameters"]
+        if set(saved) != set(self._parameters):
+            raise ValueError(_name_difference(set(saved), set(self._parameters)))
+        for name, parameter in self._parameters.items():
+            if saved[name].shape != parameter.shape:
+                found, wanted = tuple(saved[name].shape), tuple(parameter.shape)
+                raise ValueError(f"{name} was saved with the shape {found}, here it has {wanted}")
+        if state["steps"] > 0 and not state["optimizer"]:
+            raise ValueError(f"the checkpoint has taken {state['steps']} optimizer steps and holds no optimizer state")
+        if (self._ema is None) != (state["ema"] is None):
+            raise ValueError("the checkpoint and the recipe disagree on whether there is an EMA")
 
     def _update_ema(self, unit: Literal["optimizer_step", "rollout"]) -> None:
         ema = self._config.ema

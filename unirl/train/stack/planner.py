@@ -49,10 +49,13 @@ def nearest_divisor(total: int, wanted: int) -> int:
 
 
 def plan(part: Part, geometry: Geometry, seed: int) -> list[list[Part]]:
-    """Micro-batches of each update. Rows are shuffled by (seed, first id), so every update sees all prompts.
+    """Micro-batches of each update. Rows are shuffled by (seed, first id), so that updates mix the prompts.
 
     Rows without a finite reward are left out of their micro-batch; an empty micro-batch is left out of its update.
     """
+    assert len(part) % geometry.num_updates_per_batch == 0, (
+        f"{len(part)} rows are no {geometry.num_updates_per_batch} equal updates: `check` comes first"
+    )
     order = torch.randperm(len(part), generator=generator(seed, "plan", part.ids[0]))
     valid = part.valid[order]
     per_update = len(part) // geometry.num_updates_per_batch

@@ -1,0 +1,1 @@
+"""What every model family must keep, shown on tiny random weights."""

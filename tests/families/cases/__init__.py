@@ -1,0 +1,1 @@
+"""The cases: one file a family, each with `CASES`. The contract test finds them."""

@@ -1,0 +1,240 @@
+"""The backend's state: saved and loaded it is the same run, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny_policy import SMALL, Slope, policy, rewarded, rollout, rows_of, saved, train, weights_of
+from unirl.algorithms.flow_grpo import FlowGRPO
+from unirl.models.base import Bundle
+from unirl.models.tiny import TinySD3
+from unirl.sde.steps import Step
+from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.checkpoint import CheckpointStore
+from unirl.train.ema import EMA
+from unirl.train.lora import LoRA
+from unirl.train.optim import AdamW
+from unirl.types.condition import Embedding
+from unirl.types.metric import values
+
+FAST = AdamW(lr=1e-2, schedule="cosine")
+ADAPTER = LoRA(rank=2, alpha=4)
+GRPO = FlowGRPO(kl_coef=0.1)
+
+
+def made(lora: LoRA | None = None, family: TinySD3 = SMALL) -> FSDPBackend:
+    return policy(family, lora=lora, optimizer=FAST, ema=EMA(0.9), reference=True, total_steps=12, max_grad_norm=1.0)
+
+
+def trained(backend: FSDPBackend, numbers: range, prompts: tuple[str, ...] = ("one", "two")) -> list[dict[str, float]]:
+    """Reports of rollouts `numbers`, two updates each."""
+    parts = ((number, rewarded(rollout(backend, number=number, prompts=prompts))) for number in numbers)
+    return [values(train(backend, GRPO, part, num_updates_per_batch=2)) for _, part in parts]
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """The same bits, in tensors and counters; the global random state is not looked at."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert set(a) == set(b)
+        for key in set(a) - {"rng"}:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+        assert a.dtype == b.dtype
+    else:
+        assert a == b
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoBranches(TinySD3):
+    """SMALL with a bias that only prompts of the word nine use."""
+
+    layers: int = SMALL.layers
+    heads: int = SMALL.heads
+    head_dim: int = SMALL.head_dim
+    embedding_dim: int = SMALL.embedding_dim
+
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+        bundle = TinySD3.load(self, device, dtype, frozen_dtype=frozen_dtype)
+        bundle.transformer.register_parameter("branch", torch.nn.Parameter(torch.zeros(1, self.size, self.size)))
+        return bundle
+
+    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
+        velocity = TinySD3.predict(self, bundle, latents, step, embedding)
+        nine = (embedding.tokens == self.vocabulary.index("nine") + 1).any(1)
+        if not nine.any():
+            return velocity
+        branch = bundle.transformer.get_parameter("branch")
+        return velocity + branch * nine[:, None, None, None]
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("lora", [None, ADAPTER])
+def test_a_state_comes_back_bit_for_bit_from_disk(lora: LoRA | None, tmp_path: Path) -> None:
+    backend, store = made(lora), CheckpointStore(tmp_path, keep_last=1, keep_best=0)
+    trained(backend, range(2))
+    before = saved(backend)
+    store.save(2, backend.state(), score=None)
+    newest, fresh = store.latest(), made(lora)
+    assert newest is not None
+    fresh.load_state(store.load(newest, map_location="cpu"))
+    assert_equal(fresh.state(), before)
+    assert (before["steps"], before["ema_updates"], before["version"]) == (4, 4, 2)
+    assert all(bool(moments["exp_avg_sq"].any()) for name, moments in before["optimizer"].items() if "to_v" in name)
+
+
+@pytest.mark.parametrize("lora", [None, ADAPTER])
+def test_stopped_and_loaded_a_run_goes_on_bit_for_bit(lora: LoRA | None) -> None:
+    straight = made(lora)
+    reports = trained(straight, range(6))
+    stopped = made(lora)
+    trained(stopped, range(3))
+    resumed = made(lora)
+    resumed.load_state(saved(stopped))
+    assert trained(resumed, range(3, 6)) == reports[3:]
+    assert_equal(resumed.state(), straight.state())
+
+
+def test_right_after_loading_the_shadow_is_the_saved_one_and_the_reference_is_the_initial_policy() -> None:
+    backend = made()
+    initial = weights_of(backend)
+    trained(backend, range(2))
+    shadow, fresh = saved(backend)["ema"], made()
+    fresh.load_state(saved(backend))
+    assert any(not torch.equal(shadow[name], initial[name]) for name in shadow)
+    with fresh.ema():
+        assert_equal(weights_of(fresh), shadow)
+    with fresh.reference():
+        assert_equal(weights_of(fresh), initial)
+
+
+def test_a_saved_state_can_be_loaded_twice() -> None:
+    backend = made()
+    trained(backend, range(1))
+    state = saved(backend)
+    before = copy.deepcopy(state)
+    for _ in range(2):
+        fresh = made()
+        fresh.load_state(state)
+        assert_equal(fresh.state(), before)
+        trained(fresh, range(1, 2))
+    assert_equal(state, before)
+
+
+def test_the_count_of_bad_gradients_in_a_row_survives() -> None:
+    backend = policy(max_skipped_steps=2)
+    for _ in range(2):
+        train(backend, Slope(), rows_of([float("inf")]))
+    fresh = policy(max_skipped_steps=2)
+    fresh.load_state(saved(backend))
+    with pytest.raises(FloatingPointError, match="not finite 3 times in a row"):
+        train(fresh, Slope(), rows_of([float("inf")]))
+
+
+def test_a_cosine_saved_at_its_half_is_at_its_half_after_loading() -> None:
+    settings: dict[str, Any] = {"optimizer": AdamW(lr=1.0, schedule="cosine"), "total_steps": 200}
+    backend, fresh = policy(**settings), policy(**settings)
+    for _ in range(100):
+        train(backend, Slope(), rows_of([1.0]))
+    fresh.load_state(saved(backend))
+    assert values(train(fresh, Slope(), rows_of([1.0])))["train/lr"] == pytest.approx(0.5, rel=1e-9)
+
+
+# A parameter that never got a gradient
+
+
+def test_a_branch_without_gradients_has_no_moments_until_it_is_used_after_a_resume_too() -> None:
+    family = TwoBranches()
+    straight, stopped, resumed = (made(family=family) for _ in range(3))
+    trained(straight, range(3))
+    reports = trained(straight, range(3, 5), prompts=("nine", "nine"))
+    trained(stopped, range(3))
+    state = saved(stopped)
+    assert "branch" in state["parameters"]
+    assert "branch" not in state["optimizer"]
+    resumed.load_state(state)
+    assert_equal(resumed.state(), state)
+    assert trained(resumed, range(3, 5), prompts=("nine", "nine")) == reports
+    assert_equal(resumed.state(), straight.state())
+    assert float(resumed.state()["optimizer"]["branch"]["step"]) == 4.0
+    assert bool(resumed.state()["parameters"]["branch"].any())
+
+
+def test_moments_of_a_branch_that_is_no_longer_used_are_kept() -> None:
+    backend = made(family=TwoBranches())
+    trained(backend, range(1), prompts=("nine", "nine"))
+    moments = saved(backend)["optimizer"]["branch"]
+    trained(backend, range(1, 2))
+    fresh = made(family=TwoBranches())
+    fresh.load_state(saved(backend))
+    assert_equal(fresh.state()["optimizer"]["branch"], moments)
+
+
+# What does not fit
+
+
+def without(state: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**state, "parameters": {key: value for key, value in state["parameters"].items() if key != name}}
+
+
+def with_parameter(state: dict[str, Any], name: str, value: torch.Tensor) -> dict[str, Any]:
+    return {**state, "parameters": {**state["parameters"], name: value}}
+
+
+def test_missing_and_unexpected_names_are_refused_by_name() -> None:
+    state, backend = saved(made()), made()
+    with pytest.raises(ValueError, match=r"1 missing \['words.weight'\], 0 unexpected \[\]"):
+        backend.load_state(without(state, "words.weight"))
+    with pytest.raises(ValueError, match=r"0 missing \[\], 1 unexpected \['branch'\]"):
+        backend.load_state(with_parameter(state, "branch", torch.zeros(1)))
+
+
+def test_another_shape_is_refused_even_one_that_would_broadcast() -> None:
+    with pytest.raises(ValueError, match=r"words.weight was saved with the shape \(1, 16\), here it has \(13, 16\)"):
+        made().load_state(with_parameter(saved(made()), "words.weight", torch.zeros(1, 16)))
+
+
+def test_an_adapter_of_another_rank_and_full_weights_are_refused() -> None:
+    state = saved(made(ADAPTER))
+    with pytest.raises(ValueError, match=r"was saved with the shape \(2, 16\), here it has \(3, 16\)"):
+        made(LoRA(rank=3, alpha=4)).load_state(state)
+    with pytest.raises(ValueError, match="does not fit the trainable weights"):
+        made().load_state(state)
+
+
+def test_an_ema_on_one_side_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="disagree on whether there is an EMA"):
+        policy().load_state(saved(made()))
+    with pytest.raises(ValueError, match="disagree on whether there is an EMA"):
+        made().load_state(saved(policy()))
+
+
+def test_a_state_without_its_moments_is_refused() -> None:
+    backend = made()
+    trained(backend, range(1))
+    with pytest.raises(ValueError, match="taken 2 optimizer steps and holds no optimizer state"):
+        made().load_state({**backend.state(), "optimizer": {}})
+
+
+def test_a_refused_state_changes_nothing() -> None:
+    trained_one, backend = made(), made()
+    trained(trained_one, range(1))
+    before = saved(backend)
+    last = list(before["parameters"])[-1]
+    for bad in (
+        with_parameter(saved(trained_one), last, torch.zeros(3)),
+        {**saved(trained_one), "ema": None},
+        {**saved(trained_one), "optimizer": {}},
+    ):
+        with pytest.raises(ValueError, match=r"shape|EMA|optimizer state"):
+            backend.load_state(bad)
+        assert_equal(backend.state(), before)
