@@ -88,7 +88,7 @@ class DiffusionConfig(CommonConfig):
         self._check_needs()
         rows = self.data.prompts.rows()
         PromptSampler(rows, self.data.prompts_per_step, self.run.seed)
-        self.model.check([row.prompt for row in rows], self.sampling)
+        self.model.refuse([row.prompt for row in rows], self.sampling)
         self.reward.refuse_names(_REWARD_FIGURES)
         if self.eval is None:
             self.run.refuse_best_without_evaluation()

@@ -51,7 +51,7 @@ class EvalConfig:
     ) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
         self.judges(reward).refuse_names([TOTAL])
-        model.check([row.prompt for row in self.prompts.rows()], sampling)
+        model.refuse([row.prompt for row in self.prompts.rows()], sampling)
         if run.keep_best:
             self._check_best(reward, run)
 

@@ -82,7 +82,7 @@ class SFTTrainer(Trainer):
     def setup(self, slab: Slab) -> None:
         config, data = self.config, self.config.data
         records = data.records.load()
-        config.model.check(records.captions, config.sampling)
+        config.model.refuse(records.captions, config.sampling)
         self.records = RecordSampler(records, data.batch_size, config.run.seed, data.caption_dropout)
         self.backend = slab.spawn(
             FSDPBackend,
