@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
 from unirl.types.seed import generator
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ class FilePrompts(PromptSource):
     """A text file with a prompt a line, or a `.jsonl` file of objects with a "prompt" and any other fields (metadata).
 
     "pictures" is the list of a prompt's source pictures, as paths relative to the file.
-    max_bad_share: malformed rows are an error by default; up to this share of them may be skipped, and is counted
+    max_bad_share: malformed rows are an error by default; up to this share of them is skipped, and logged by reason
     """
 
     path: Path
@@ -69,9 +72,11 @@ class FilePrompts(PromptSource):
         if not 0 <= self.max_bad_share < 1:
             raise ValueError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
         self.rows()
+        if self.skipped():
+            logger.warning("%s: rows skipped: %s", self.path, self.skipped())
 
     def rows(self) -> tuple[PromptRow, ...]:
-        rows, problems = self._parse()
+        rows, problems = self._parsed
         if not rows:
             raise ValueError(f"{self.path} holds no usable prompt" + (f": {problems[0]}" if problems else ""))
         if len(problems) > self.max_bad_share * (len(rows) + len(problems)):
@@ -81,12 +86,13 @@ class FilePrompts(PromptSource):
     def skipped(self) -> dict[str, int]:
         """Malformed rows by reason."""
         reasons: dict[str, int] = {}
-        for problem in self._parse()[1]:
+        for problem in self._parsed[1]:
             reason = problem.split(": ", 1)[1].split(" (", 1)[0]
             reasons[reason] = reasons.get(reason, 0) + 1
         return reasons
 
-    def _parse(self) -> tuple[list[PromptRow], list[str]]:
+    @functools.cached_property
+    def _parsed(self) -> tuple[list[PromptRow], list[str]]:
         read = functools.partial(_json_row, folder=self.path.parent)
         return read_lines(self.path, read if self.path.suffix == ".jsonl" else _text_row)
 
@@ -105,7 +111,10 @@ class PromptSampler:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= len(self.source):
-            raise ValueError(f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are")
+            raise ValueError(
+                f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are: take 1 to "
+                f"{len(self.source)}"
+            )
         counts = sorted({len(row.pictures) for row in self.source})
         if len(counts) > 1:
             raise ValueError(f"all prompts must come with the same number of pictures, got {counts}")
@@ -169,7 +178,7 @@ def _pictures(record: dict[str, Any], folder: Path) -> tuple[Path, ...]:
 
 def _refuse_empty(rows: list[PromptRow], name: str) -> None:
     if not rows:
-        raise ValueError(f"{name} is empty")
+        raise ValueError(f"{name} is empty; give at least one")
     for number, row in enumerate(rows):
         if not row.prompt.strip():
-            raise ValueError(f"{name}[{number}] is an empty prompt")
+            raise ValueError(f"{name}[{number}] is an empty prompt ({row.prompt!r}); fill it in or take it out")

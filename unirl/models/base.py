@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import torch
 
@@ -78,6 +79,18 @@ class DiffusionFamily(ABC):
     facts: ClassVar[Facts]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
+
+    @final
+    def refuse(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
+        """ValueError for what is asked of the model and it cannot do, as far as that is known before it is loaded."""
+        if self.facts.makes.startswith("image") and sampling.frames != 1:
+            raise ValueError(
+                f"{type(self).__name__} makes single images: sampling.frames must be 1, got {sampling.frames}"
+            )
+        self.check(prompts, sampling)
+
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:  # noqa: B027 - optional
+        """ValueError for prompts, or a size, that the model cannot take; a family without such limits leaves it out."""
 
     @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import math
 import numbers
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -62,6 +63,12 @@ class RewardConfig:
             raise ValueError(f"a reward needs a required scorer of non-zero weight, got weights {weights}")
         if not 0 <= self.max_invalid < 1:
             raise ValueError(f"max_invalid is a share in [0, 1), got {self.max_invalid}")
+
+    def refuse_names(self, taken: Iterable[str]) -> None:
+        """ValueError for a scorer whose figure would stand in the place of another of that name."""
+        both = sorted(set(taken) & set(self.scorers))
+        if both:
+            raise ValueError(f"scorers named {both}: these are names of other figures; give them names of their own")
 
     @property
     def weights(self) -> dict[str, float]:
