@@ -99,8 +99,12 @@ class DiffusionFamily(ABC):
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """One row a prompt, on the device: texts, and where the family takes them source pictures.
 
-        The caller passes distinct rows, and the negative prompt (beside the same pictures) in a call of its own.
+        The caller passes distinct rows, and the negative prompt (beside the same pictures) to `encode_negative`.
         """
+
+    def encode_negative(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        """`encode` for the unconditional branch; another one where prompts get an instruction that this branch lacks."""
+        return self.encode(bundle, prompts, sampling)
 
     @abstractmethod
     def guided(self, guidance: float) -> bool:
