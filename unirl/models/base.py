@@ -125,6 +125,19 @@ class DiffusionFamily(ABC):
     ) -> torch.Tensor:
         """The velocity that guidance makes of the two branches."""
 
+    def guide_at(
+        self,
+        conditional: torch.Tensor,
+        unconditional: torch.Tensor,
+        *,
+        latents: torch.Tensor,
+        step: Step,
+        embedding: Embedding,
+        guidance: float,
+    ) -> torch.Tensor:
+        """`guide` at the latents and the prompts that made the branches; a rule of its own where they matter to it."""
+        return self.guide(conditional, unconditional, step, guidance)
+
     @abstractmethod
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         """What a person sees of x_0, on the CPU."""
