@@ -44,11 +44,12 @@ def check_checkpoint(checkpoint: str, pipeline: str) -> None:
 
 def static_shift(config: Mapping[str, Any]) -> float:
     """The shift of an Euler scheduler's config. ValueError where the scheduler makes another table than that shift."""
-    others = [name for name in _OTHER_TABLES if config[name]]
-    if config["_class_name"] != "FlowMatchEulerDiscreteScheduler" or others:
+    found = config["_class_name"]
+    others = [name for name in _OTHER_TABLES if config[name]] if found == "FlowMatchEulerDiscreteScheduler" else [found]
+    if others:
         raise ValueError(
             "the schedule of this family is that of FlowMatchEulerDiscreteScheduler with a static shift, "
-            f"the checkpoint has {config['_class_name']} with {others}"
+            f"the checkpoint has {', '.join(others)}"
         )
     return config["shift"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding, static_shift
 from unirl.types.sampling import DiffusionSamplingParams
@@ -39,7 +39,7 @@ def test_the_shift_of_an_euler_scheduler_is_its_own_and_any_other_table_is_refus
     with pytest.raises(ValueError, match="use_dynamic_shifting"):
         static_shift({**FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, "_class_name": EULER})
     with pytest.raises(ValueError, match="UniPC"):
-        static_shift({**FlowMatchEulerDiscreteScheduler().config, "_class_name": "UniPCMultistepScheduler"})
+        static_shift({**UniPCMultistepScheduler().config, "_class_name": "UniPCMultistepScheduler"})
 
 
 def test_the_nearest_size_is_named() -> None:
