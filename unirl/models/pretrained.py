@@ -16,6 +16,7 @@ from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_EULER = "FlowMatchEulerDiscreteScheduler"
 _OTHER_TABLES = (
     "use_dynamic_shifting",
     "use_karras_sigmas",
@@ -42,20 +43,30 @@ def check_checkpoint(checkpoint: str, pipeline: str) -> None:
         raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {pipeline}")
 
 
+def check_euler(config: Mapping[str, Any], *read: str, time_shift: str = "exponential") -> None:
+    """ValueError unless a scheduler is Euler's and sets nothing that changes its table but what a family has `read`.
+
+    time_shift: the form of a dynamic shift that the family computes, where `use_dynamic_shifting` is read
+    """
+    found = config["_class_name"]
+    others = [name for name in _OTHER_TABLES if config[name] and name not in read] if found == _EULER else []
+    if found != _EULER or others:
+        raise ValueError(
+            f"the schedule of this family is that of {_EULER} with its shift alone, "
+            f"the checkpoint has {found} with {others}"
+        )
+    if config["use_dynamic_shifting"] and config["time_shift_type"] != time_shift:
+        raise ValueError(f"this family's shift is {time_shift}, the checkpoint has {config['time_shift_type']!r}")
+
+
 def static_shift(config: Mapping[str, Any]) -> float:
     """The shift of an Euler scheduler's config. ValueError where the scheduler makes another table than that shift."""
-    found = config["_class_name"]
-    others = [name for name in _OTHER_TABLES if config[name]] if found == "FlowMatchEulerDiscreteScheduler" else [found]
-    if others:
-        raise ValueError(
-            "the schedule of this family is that of FlowMatchEulerDiscreteScheduler with a static shift, "
-            f"the checkpoint has {', '.join(others)}"
-        )
+    check_euler(config)
     return config["shift"]
 
 
 def check_size(sampling: DiffusionSamplingParams, cell: int, largest: int | None = None) -> None:
-    """ValueError, with the nearest size, unless both sides are multiples of `cell` pixels, at most `largest` times."""
+    """ValueError, with the nearest size, unless both sides are 1 to `largest` times `cell` pixels."""
     wanted = (sampling.height, sampling.width)
     cells = [max(round(side / cell), 1) for side in wanted]
     nearest = [min(count, largest or count) * cell for count in cells]

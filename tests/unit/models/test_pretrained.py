@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
-from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding, static_shift
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size, ragged_embedding, static_shift
 from unirl.types.sampling import DiffusionSamplingParams
 
 EULER = "FlowMatchEulerDiscreteScheduler"
@@ -38,8 +38,16 @@ def test_the_shift_of_an_euler_scheduler_is_its_own_and_any_other_table_is_refus
     assert static_shift({**FlowMatchEulerDiscreteScheduler(shift=6.0).config, "_class_name": EULER}) == 6.0
     with pytest.raises(ValueError, match="use_dynamic_shifting"):
         static_shift({**FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, "_class_name": EULER})
-    with pytest.raises(ValueError, match="UniPC"):
+    with pytest.raises(ValueError, match="the checkpoint has UniPC"):
         static_shift({**UniPCMultistepScheduler().config, "_class_name": "UniPCMultistepScheduler"})
+
+
+def test_a_dynamic_shift_must_have_the_form_that_the_family_computes() -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear")
+    config = {**scheduler.config, "_class_name": EULER}
+    check_euler(config, "use_dynamic_shifting", time_shift="linear")
+    with pytest.raises(ValueError, match="shift is exponential, the checkpoint has 'linear'"):
+        check_euler(config, "use_dynamic_shifting")
 
 
 def test_the_nearest_size_is_named() -> None:

@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
-from unirl.models.pretrained import check_checkpoint, check_size, decode_images, encode_images, ragged_embedding
+from unirl.models.pretrained import (
+    check_checkpoint,
+    check_euler,
+    check_size,
+    decode_images,
+    encode_images,
+    ragged_embedding,
+)
 from unirl.sde.schedule import pin, shift_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -37,7 +44,7 @@ class CogView4(DiffusionFamily):
         parameters="6.4B",
         licence="Apache-2.0",
         guidance="classifier-free, off at 1; 5 is usual",
-        advice="trains on trajectories and on samples of its own, not yet on given pictures (SFT)",
+        advice="no float16, it overflows; trains on its own samples, not on given pictures (SFT)",
     )
     lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0")
     block_names: ClassVar[tuple[str, ...]] = ("CogView4TransformerBlock",)
@@ -57,7 +64,11 @@ class CogView4(DiffusionFamily):
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
         pipeline = CogView4Pipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
-        _check_scheduler(pipeline.scheduler.config)
+        check_euler(pipeline.scheduler.config, "use_dynamic_shifting", time_shift="linear")
+        if not pipeline.scheduler.config.use_dynamic_shifting:
+            raise ValueError(
+                "CogView4's schedule shifts by the size of the picture, the checkpoint's scheduler does not"
+            )
         # The processor of inference adds its mask to the logits as ones and zeros, which masks nothing.
         for block in pipeline.transformer.transformer_blocks:
             block.attn1.set_processor(CogView4TrainingAttnProcessor())
@@ -141,13 +152,3 @@ class CogView4(DiffusionFamily):
 def _pipeline(bundle: Bundle) -> Any:
     """The CogView4Pipeline; diffusers annotates less than it takes and gives."""
     return bundle.processors["pipeline"]
-
-
-def _check_scheduler(config: Any) -> None:
-    """`schedule` computes a table with a linear dynamic shift, and no other."""
-    kind = (config["_class_name"], config["use_dynamic_shifting"], config["time_shift_type"])
-    if kind != ("FlowMatchEulerDiscreteScheduler", True, "linear"):
-        raise ValueError(
-            "the schedule of CogView4 is that of FlowMatchEulerDiscreteScheduler with a linear dynamic shift, "
-            f"the checkpoint has {kind}"
-        )
