@@ -116,7 +116,7 @@ class DiffusionFamily(ABC):
         """
 
     def encode_negative(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
-        """`encode` for the unconditional branch; another one where prompts get an instruction that this branch lacks."""
+        """`encode` for the unconditional branch; another one where prompts get an instruction that it lacks."""
         return self.encode(bundle, prompts, sampling)
 
     @abstractmethod
