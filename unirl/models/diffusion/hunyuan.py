@@ -55,7 +55,7 @@ class Hunyuan(DiffusionFamily):
 
     @abstractmethod
     def prepare(self, pipeline: Any) -> None:
-        """Refuse a checkpoint that is of another kind; give the pipeline the text length."""
+        """Refuse a checkpoint that is of another kind, and adjust the pipeline."""
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The autoencoder stays float32: rewards look at what it draws."""
@@ -86,6 +86,33 @@ class Hunyuan(DiffusionFamily):
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         pipeline_of(bundle).save_pretrained(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class GlyphHunyuan(Hunyuan):
+    """A family that reads what a prompt quotes once more, letter by letter.
+
+    max_glyphs: tokens (bytes, mostly) of that; further ones are cut off
+    """
+
+    max_glyphs: int = 256
+
+    def __post_init__(self) -> None:
+        Hunyuan.__post_init__(self)
+        if self.max_glyphs < 1:
+            raise ValueError(f"max_glyphs must be at least 1, got {self.max_glyphs}")
+
+    def limit_lengths(self, pipeline: Any) -> None:
+        """Give the pipeline the lengths to which it pads."""
+        pipeline.tokenizer_max_length = self.max_sequence_length
+        pipeline.tokenizer_2_max_length = self.max_glyphs
+
+    def encode_texts(self, bundle: Bundle, texts: list[str]) -> dict[str, torch.Tensor]:
+        """The fields of a GlyphEmbedding."""
+        tokens, mask, glyphs, glyph_mask = pipeline_of(bundle).encode_prompt(
+            texts, device=bundle.device, batch_size=len(texts)
+        )
+        return {"tokens": tokens, "mask": mask.bool(), "glyphs": glyphs, "glyph_mask": glyph_mask.bool()}
 
 
 def pipeline_of(bundle: Bundle) -> Any:
