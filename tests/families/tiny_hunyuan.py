@@ -7,10 +7,14 @@ from typing import Any, Literal
 
 import torch
 from diffusers import (
+    AdaptiveProjectedMixGuidance,
+    AutoencoderKLHunyuanImage,
     AutoencoderKLHunyuanVideo,
     AutoencoderKLHunyuanVideo15,
     ClassifierFreeGuidance,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanImagePipeline,
+    HunyuanImageTransformer2DModel,
     HunyuanVideo15ImageToVideoPipeline,
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
@@ -120,6 +124,39 @@ def write_hunyuan_video_15(folder: Path, *, task: Literal["t2v", "i2v"] = "t2v",
         pipeline = HunyuanVideo15Pipeline(**parts)
     # The rest of the 108 is ChatML around it.
     templated(pipeline.tokenizer, pipeline.system_message, pipeline.prompt_template_encode_start_idx - 16)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def write_hunyuan_image(folder: Path, *, distilled: bool = False) -> Path:
+    """distilled: guidance as an input, mean flow, no guider."""
+    parts = _glyph_parts()
+    parts["transformer"] = HunyuanImageTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=1,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        mlp_ratio=2.0,
+        text_embed_dim=_WIDTH,
+        text_embed_2_dim=_WIDTH,
+        rope_axes_dim=(8, 8),
+        guidance_embeds=distilled,
+        use_meanflow=distilled,
+    )
+    image: dict[str, Any] = {"in_channels": 3, "out_channels": 3, "latent_channels": 4, "block_out_channels": (32, 32)}
+    parts["vae"] = AutoencoderKLHunyuanImage(
+        **image, layers_per_block=1, spatial_compression_ratio=2, sample_size=16, scaling_factor=0.75289
+    )
+    redraw(part for part in parts.values() if isinstance(part, torch.nn.Module))
+    if not distilled:
+        parts["guider"] = AdaptiveProjectedMixGuidance(adaptive_projected_guidance_momentum=-0.5)
+    pipeline = HunyuanImagePipeline(**parts)
+    head = pipeline.prompt_template_encode.split("system\n")[1].split("<|im_end|>")[0]
+    # The rest of the 34 is ChatML around it.
+    templated(pipeline.tokenizer, head, pipeline.prompt_template_encode_start_idx - 16)
     pipeline.save_pretrained(folder)
     return folder
 
