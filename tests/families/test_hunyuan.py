@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 
 from tests.families.case import LEAVE_OUT, TOLERANCE, Case, run_pipeline
 from tests.families.cases import hunyuan_image, hunyuan_video, hunyuan_video_15
 from tests.families.cases.hunyuan_image import LENGTHS, TEXTS
-from tests.families.test_contract import CPU, distance, noisy
+from tests.families.test_contract import CPU, distance, noisy, stage_of, walk
 from tests.families.tiny_hunyuan import write_hunyuan_image, write_hunyuan_video_15
 from unirl.models.base import Bundle
 from unirl.models.diffusion.hunyuan import GlyphEmbedding
@@ -21,6 +22,8 @@ from unirl.models.diffusion.hunyuan_image import HunyuanImage, projected
 from unirl.models.diffusion.hunyuan_video import HunyuanVideo
 from unirl.models.diffusion.hunyuan_video_15 import HunyuanVideo15I2V
 from unirl.sde.steps import Step
+from unirl.train.export import write_export
+from unirl.train.lora import LoRA, inject
 from unirl.types.media import Media
 
 
@@ -157,3 +160,31 @@ def test_the_latent_of_what_was_decoded_has_the_shape_of_a_sample(case: Case, tm
         assert media.fps == 24
     assert encoded.shape == latents.shape
     assert encoded.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("case", "loads_adapters"),
+    [(hunyuan_video.CASES[0], True), (hunyuan_video_15.CASES[0], False), (hunyuan_image.CASES[0], False)],
+    ids=str,
+)
+def test_an_adapter_loads_into_peft_and_where_the_pipeline_takes_one_there(
+    case: Case, loads_adapters: bool, tmp_path: Path
+) -> None:
+    family = case.family(case.write(tmp_path / "model"))
+    lora = LoRA(rank=2, alpha=4)
+    bundle = family.load(CPU, torch.float32)
+    inject(bundle.transformer, lora, family.lora_targets, seed=0)
+    for parameter in bundle.transformer.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+    expected = walk(family, bundle, case).latents[-1]
+    write_export(stage_of(family, bundle), lora, tmp_path / "adapter")
+    assert loads_adapters == (tmp_path / "adapter" / "pytorch_lora_weights.safetensors").exists()
+    for way in ("nothing", "peft", "diffusers")[: 2 + loads_adapters]:
+        fresh = family.load(CPU, torch.float32)
+        if way == "peft":
+            PeftModel.from_pretrained(fresh.transformer, tmp_path / "adapter")
+        elif way == "diffusers":
+            fresh.processors["pipeline"].load_lora_weights(tmp_path / "adapter")
+        gap = float((walk(family, fresh, case).latents[-1] - expected).abs().max() / expected.abs().max())
+        assert (gap < 1e-5) == (way != "nothing"), (way, gap)
