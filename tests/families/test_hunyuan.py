@@ -14,17 +14,19 @@ from peft import PeftModel
 from tests.families.case import LEAVE_OUT, TOLERANCE, Case, run_pipeline
 from tests.families.cases import hunyuan_image, hunyuan_video, hunyuan_video_15
 from tests.families.cases.hunyuan_image import LENGTHS, TEXTS
-from tests.families.test_contract import CPU, distance, noisy, stage_of, walk
+from tests.families.test_contract import CPU, distance, noisy, request_for, stage_of, walk
 from tests.families.tiny_hunyuan import write_hunyuan_image, write_hunyuan_video_15
 from unirl.models.base import Bundle
 from unirl.models.diffusion.hunyuan import GlyphEmbedding
 from unirl.models.diffusion.hunyuan_image import HunyuanImage, projected
 from unirl.models.diffusion.hunyuan_video import HunyuanVideo
 from unirl.models.diffusion.hunyuan_video_15 import HunyuanVideo15I2V
+from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.sde.steps import Step
 from unirl.train.export import write_export
 from unirl.train.lora import LoRA, inject
 from unirl.types.media import Media
+from unirl.types.segment import LatentSegment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,24 @@ def test_a_mean_flow_checkpoint_samples_as_its_pipeline_does_and_refuses_noise(c
         family.schedule(bundle, noisy(case))
     with pytest.raises(ValueError, match="solver=dpmpp_2m"):
         family.schedule(bundle, dataclasses.replace(ode.sampling, solver="dpmpp_2m"))
+
+
+@pytest.mark.parametrize("case", [hunyuan_video.CASES[0], *hunyuan_video_15.CASES, hunyuan_image.CASES[0]], ids=str)
+def test_in_bfloat16_a_prompt_encodes_alike_beside_one_that_quotes_and_replay_is_exact(
+    case: Case, tmp_path: Path
+) -> None:
+    family = case.family(case.write(tmp_path / "model"))
+    stage = dataclasses.replace(stage_of(family, family.load(CPU, torch.bfloat16)), compute_dtype=torch.bfloat16)
+    with torch.no_grad():
+        whole = DiffusionPipeline(stage).encode(case.prompts, case.sampling)
+        alone = DiffusionPipeline(stage).encode(case.prompts.select([1]), case.sampling)
+        part = DiffusionPipeline(stage)(request_for(case.prompts, noisy(case)), version=0).frontier
+        assert isinstance(part.segment, LatentSegment)
+        replays = [stage.replay(part, part.segment.sde_indices[[row]]).log_probs for row in (0, 1)]
+    for name, value in vars(alone.positive).items():
+        assert value is None or value.dtype == vars(whole.positive)[name].dtype, name
+    assert alone.positive.tokens.dtype == torch.bfloat16
+    assert torch.equal(torch.cat(replays, dim=1), part.segment.log_probs)
 
 
 def test_projected_guidance_is_orthogonal_to_the_conditional_and_shortened_to_the_threshold() -> None:

@@ -112,6 +112,8 @@ class GlyphHunyuan(Hunyuan):
         tokens, mask, glyphs, glyph_mask = pipeline_of(bundle).encode_prompt(
             texts, device=bundle.device, batch_size=len(texts)
         )
+        # Where nothing is quoted, some pipelines make zeros of float32: the dtype must not depend on the batch.
+        glyphs = glyphs.to(tokens.dtype)
         return {"tokens": tokens, "mask": mask.bool(), "glyphs": glyphs, "glyph_mask": glyph_mask.bool()}
 
 

@@ -61,7 +61,7 @@ class _HunyuanVideo15(GlyphHunyuan):
             frame[:, :, 0], given[:, :, 0] = embedding.first_frame, 1.0
         # Zeros tell the model that there is no picture, and it masks them all: one does for the pipeline's 729.
         config = pipeline_of(bundle).transformer.config
-        picture = latents.new_zeros(len(latents), 1, config.image_embed_dim)
+        picture = embedding.tokens.new_zeros(len(latents), 1, config.image_embed_dim)
         return bundle.transformer(
             hidden_states=torch.cat([latents, frame, given], dim=1),
             timestep=step.time,
@@ -122,7 +122,7 @@ class HunyuanVideo15I2V(_HunyuanVideo15):
     """
 
     facts: ClassVar[Facts] = Facts(
-        makes="video from an image",
+        makes="video",
         checkpoints=(
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v",
