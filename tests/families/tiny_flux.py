@@ -12,10 +12,20 @@ from diffusers import (
     Flux2KleinPipeline,
     Flux2Pipeline,
     Flux2Transformer2DModel,
+    Flux3AutoBlocks,
+    Flux3DistilledAutoBlocks,
+    Flux3Transformer2DModel,
     FluxPipeline,
     FluxTransformer2DModel,
 )
-from transformers import CLIPTextModel, Mistral3Config, Mistral3ForConditionalGeneration, Qwen3ForCausalLM
+from transformers import (
+    CLIPTextModel,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 from tests.families.tiny import (
     autoencoder,
@@ -125,4 +135,38 @@ def _write_flux2(folder: Path, pipeline: type, parts: dict[str, Any], **others: 
     redraw(parts.values())
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
     pipeline(**parts, scheduler=scheduler, **others).save_pretrained(folder)
+    return folder
+
+
+def write_flux3(folder: Path, *, flow_map: bool = False) -> Path:
+    tokenizer = qwen_tokenizer()
+    rotary = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+    text = {
+        **qwen3_config(len(tokenizer), layers=3, width=16).to_dict(),
+        "model_type": "qwen3_vl_text",
+        "rope_parameters": rotary,
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 16}
+    config = Qwen3VLConfig(text_config=text, vision_config={**vision, "deepstack_visual_indexes": [0]})
+    parts: dict[str, Any] = {
+        "transformer": Flux3Transformer2DModel(
+            in_channels=16,
+            cond_in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=16 * len(TEXT_LAYERS),
+            timestep_channels=32,
+            axes_dims_rope=(4, 4, 4, 4),
+            flow_map=flow_map,
+        ),
+        "vae": flux2_autoencoder(),
+        "text_encoder": Qwen3VLForConditionalGeneration(config),
+    }
+    redraw(parts.values())
+    blocks = Flux3DistilledAutoBlocks() if flow_map else Flux3AutoBlocks()
+    pipeline = blocks.init_pipeline()
+    pipeline.update_components(**parts, tokenizer=tokenizer)
+    pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
     return folder

@@ -80,12 +80,12 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[A
         max_sequence_length=256 if case.name == "flux2 dev" else 96,
         text_encoder_out_layers=TEXT_LAYERS,
         # The pipeline takes one list of pictures for all prompts.
-        image=case.prompts.sources and [_pil(picture) for picture in case.prompts.sources[0]],
+        image=case.prompts.sources and [to_pil(picture) for picture in case.prompts.sources[0]],
     )
     return [step.mT.unflatten(2, latents.shape[-2:]) for step in steps], Media(images=output.images)
 
 
-def _pil(picture: torch.Tensor) -> Image.Image:
+def to_pil(picture: torch.Tensor) -> Image.Image:
     return Image.fromarray(to_uint8(picture[None])[0].numpy())
 
 

@@ -94,7 +94,7 @@ class FLUX2(DiffusionFamily):
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
     ) -> torch.Tensor:
         assert isinstance(embedding, EditEmbedding)
-        pictures = [latents, *_stacked(embedding.sources or [])]
+        pictures = [latents, *stacked_sources(embedding.sources or [])]
         ids = [_positions(10 * number, picture) for number, picture in enumerate(pictures)]
         text_ids = torch.zeros(embedding.tokens.shape[1], 4, device=latents.device)
         text_ids[:, 3] = torch.arange(len(text_ids), device=latents.device)
@@ -250,7 +250,7 @@ def _source_latents(bundle: Bundle, picture: torch.Tensor) -> torch.Tensor:
     return from_pixels(pipeline.vae, pixels)[0]
 
 
-def _stacked(sources: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+def stacked_sources(sources: list[list[torch.Tensor]]) -> list[torch.Tensor]:
     """`(N, C, h, w)` for each source of a row; all rows of a forward must have sources of the same sizes."""
     sizes = {tuple(tuple(picture.shape[-2:]) for picture in pictures) for pictures in sources}
     if len(sizes) > 1:
