@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FluxKontextPipeline
 
 from tests.families.case import TOLERANCE
 from tests.families.cases import flux1, flux2, flux3
 from tests.families.test_contract import CPU, distance, stage_of, walk
 from tests.families.tiny_flux import write_flux1, write_flux3, write_klein
-from unirl.models.diffusion.flux1 import FLUX1, pack, unpack
-from unirl.models.diffusion.flux2 import EditEmbedding, FLUX2Dev, FLUX2Klein
+from unirl.models.diffusion.flux1 import FLUX1, pack, preferred_size, unpack
+from unirl.models.diffusion.flux2 import FLUX2Dev, FLUX2Klein
 from unirl.models.diffusion.flux3 import FLUX3
+from unirl.models.sources import EditEmbedding
 from unirl.train.export import write_export
 from unirl.train.lora import LoRA, inject
 from unirl.types.media import Media
@@ -39,6 +41,25 @@ def test_schnell_and_a_distilled_klein_take_no_guidance(tmp_path: Path) -> None:
         family.schedule(bundle, dataclasses.replace(sampling, guidance=1.0))
     with pytest.raises(ValueError, match="takes no guidance as an input: leave embedded_guidance null"):
         dataclasses.replace(schnell, embedded_guidance=3.5).load(CPU, torch.float32)
+
+
+def test_a_source_is_scaled_to_the_size_of_training_nearest_in_shape() -> None:
+    assert preferred_size(512, 512) == (1024, 1024)
+    assert preferred_size(300, 600) == (720, 1456)  # 2.02; the neighbours are 1.85 and 2.18
+    assert preferred_size(600, 300) == (1456, 720)
+
+
+def test_dev_does_not_edit_and_kontext_edits_one_picture(tmp_path: Path) -> None:
+    dev = flux1.family(write_flux1(tmp_path / "dev"))
+    kontext = flux1.family(write_flux1(tmp_path / "kontext", pipeline=FluxKontextPipeline), source_size="own")
+    with pytest.raises(ValueError, match=r"does not edit pictures: source pictures need FLUX.1-Kontext"):
+        dev.encode(dev.load(CPU, torch.float32), Media(texts=["a"], sources=[[flux1.SOURCE]]), flux1.SAMPLING)
+    bundle = kontext.load(CPU, torch.float32)
+    two = kontext.encode(bundle, Media(texts=["a"], sources=[[flux1.SOURCE] * 2]), flux1.SAMPLING)
+    step = kontext.schedule(bundle, flux1.SAMPLING).at(torch.tensor([0]))
+    latents = torch.zeros(1, *kontext.latent_shape(bundle, flux1.SAMPLING))
+    with pytest.raises(ValueError, match="edits one picture, got 2 for a prompt"):
+        kontext.predict(bundle, latents, step, two, 1.0)
 
 
 def test_a_folder_of_another_pipeline_is_refused_by_name(tmp_path: Path) -> None:

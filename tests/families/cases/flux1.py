@@ -1,4 +1,4 @@
-"""FLUX.1: dev with its guidance as an input, dev with classifier-free guidance beside it, schnell."""
+"""FLUX.1: dev with its guidance as an input, dev with classifier-free guidance beside it, schnell, Kontext."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import FluxKontextPipeline
 
-from tests.families.case import Case, run_pipeline
+from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.tiny_flux import write_flux1
 from unirl.models.base import Bundle
 from unirl.models.diffusion.flux1 import FLUX1, pack, unpack
+from unirl.models.sources import to_pil
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
+# In 8-bit levels, as the pipeline takes it; 30 is no multiple of a token's 4 pixels.
+SOURCE = torch.randint(256, (3, 30, 40), generator=torch.Generator().manual_seed(0)) / 255
 SAMPLING = DiffusionSamplingParams(steps=4, height=32, width=48, guidance=3.5)
 
 
@@ -58,12 +62,27 @@ class TransposedPatches(FLUX1):
         return super().predict(bundle, latents.mT, step, embedding, guidance).mT
 
 
+@dataclasses.dataclass(frozen=True)
+class WithoutSource(FLUX1):
+    """The source is not looked at."""
+
+    def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        return super().encode(bundle, dataclasses.replace(prompts, sources=None), sampling)
+
+
 def reference(bundle: Bundle, latents: torch.Tensor, case: Case, **arguments: Any) -> tuple[list[Any], Media]:
     height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
     texts = case.prompts.required_texts
     pipeline = bundle.processors["pipeline"]
     steps, output = run_pipeline(pipeline, texts, pack(latents), case, max_sequence_length=48, **arguments)
     return [unpack(step, height, width) for step in steps], Media(images=output.images)
+
+
+def kontext_reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[Any], Media]:
+    assert case.prompts.sources is not None
+    source = to_pil(case.prompts.sources[0][0])
+    area = case.sampling.height * case.sampling.width
+    return reference(bundle, latents, case, image=source, max_area=area, _auto_resize=False)
 
 
 def family(folder: Path, cls: type[FLUX1] = FLUX1, **settings: Any) -> FLUX1:
@@ -101,5 +120,14 @@ CASES = [
         sampling=dataclasses.replace(SAMPLING, guidance=1.0),
         reference=reference,
         wrong={"time": functools.partial(family, cls=ThousandfoldTime)},
+    ),
+    Case(
+        name="flux1 kontext",
+        write=functools.partial(write_flux1, pipeline=FluxKontextPipeline),
+        family=functools.partial(family, source_size="own"),
+        sampling=SAMPLING,
+        reference=kontext_reference,
+        prompts=Media(texts=list(TEXTS), sources=[[SOURCE], [SOURCE]]),
+        wrong={"no source": functools.partial(family, cls=WithoutSource)},
     ),
 ]

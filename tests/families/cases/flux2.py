@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.tiny_flux import TEXT_LAYERS, write_flux2_dev, write_klein
 from unirl.models.base import Bundle
 from unirl.models.diffusion.flux2 import FLUX2Dev, FLUX2Klein
+from unirl.models.sources import to_pil
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
-from unirl.types.media import Media, to_uint8
+from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 SAMPLING = DiffusionSamplingParams(steps=4, height=64, width=48, guidance=4.0)
@@ -83,10 +83,6 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[A
         image=case.prompts.sources and [to_pil(picture) for picture in case.prompts.sources[0]],
     )
     return [step.mT.unflatten(2, latents.shape[-2:]) for step in steps], Media(images=output.images)
-
-
-def to_pil(picture: torch.Tensor) -> Image.Image:
-    return Image.fromarray(to_uint8(picture[None])[0].numpy())
 
 
 def klein(folder: Path, cls: type[FLUX2Klein] = FLUX2Klein) -> FLUX2Klein:

@@ -11,10 +11,11 @@ import torch
 from diffusers import ClassifierFreeGuidance, Flux3AutoBlocks, Flux3DistilledAutoBlocks
 
 from tests.families.case import Case
-from tests.families.cases.flux2 import PICTURES, to_pil
+from tests.families.cases.flux2 import PICTURES
 from tests.families.tiny_flux import TEXT_LAYERS, write_flux3
 from unirl.models.base import Bundle
 from unirl.models.diffusion.flux3 import FLUX3
+from unirl.models.sources import to_pil
 from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media

@@ -1,16 +1,17 @@
-"""FLUX.1 dev and schnell, through diffusers' FluxPipeline."""
+"""FLUX.1 dev and schnell, and Kontext that edits, through diffusers' FluxPipeline and FluxKontextPipeline."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
 from unirl.models.pretrained import check_checkpoint, check_euler, check_size, decode_images, encode_images
+from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import linear_mu, pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -26,15 +27,21 @@ class FLUX1(DiffusionFamily):
     max_sequence_length: T5 tokens of a prompt, padded to that; CLIP reads 77. schnell was trained with 256
     embedded_guidance:   what dev is told of guidance. None tells it `sampling.guidance`, in a single forward. With a
                          number, `sampling.guidance` is classifier-free on top of it (`true_cfg_scale` in diffusers)
+    source_size:         of the picture that Kontext edits. preferred scales it to the nearest of the sizes of about
+                         1024 x 1024 that it was trained with, own keeps it
     """
 
     facts: ClassVar[Facts] = Facts(
         makes="image",
-        checkpoints=("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"),
-        parameters="11.9B / 11.9B",
-        licence="dev: FLUX.1 [dev] Non-Commercial; schnell: Apache-2.0",
+        checkpoints=(
+            "black-forest-labs/FLUX.1-dev",
+            "black-forest-labs/FLUX.1-schnell",
+            "black-forest-labs/FLUX.1-Kontext-dev",
+        ),
+        parameters="11.9B each",
+        licence="dev, Kontext: FLUX.1 [dev] Non-Commercial; schnell: Apache-2.0",
         gated=True,
-        guidance="an input of dev (3.5 is usual), none in schnell (1)",
+        guidance="an input of dev (3.5 is usual) and Kontext (2.5), none in schnell (1)",
         context_parallel=True,
         tensor_parallel=True,
         advice="Flow-GRPO: 6 steps, guidance 3.5, noise level 0.9, LoRA r64 alpha 128, lr 3e-4 (flux1_flow_grpo)",
@@ -58,18 +65,24 @@ class FLUX1(DiffusionFamily):
     checkpoint: str
     max_sequence_length: int = 512
     embedded_guidance: float | None = None
+    source_size: Literal["preferred", "own"] = "preferred"
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "FluxPipeline")
+        check_checkpoint(self.checkpoint, "FluxPipeline", "FluxKontextPipeline")
         if not 1 <= self.max_sequence_length <= 512:
             raise ValueError(f"max_sequence_length must be in 1..512, got {self.max_sequence_length}")
+        if self.source_size not in ("preferred", "own"):
+            raise ValueError(f"source_size must be preferred or own, got {self.source_size!r}")
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The autoencoder stays float32: it is small, and rewards look at what it draws."""
-        from diffusers import FluxPipeline
+        from diffusers import DiffusionPipeline, FluxKontextPipeline, FluxPipeline
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline: Any = FluxPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        loaded = DiffusionPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        if not isinstance(loaded, FluxPipeline | FluxKontextPipeline):
+            raise ValueError(f"{self.checkpoint} holds a {type(loaded).__name__}, this family is FLUX.1")
+        pipeline: Any = loaded
         if self.embedded_guidance is not None and not pipeline.transformer.config.guidance_embeds:
             raise ValueError(
                 f"{self.checkpoint} takes no guidance as an input: leave embedded_guidance null, "
@@ -108,24 +121,43 @@ class FLUX1(DiffusionFamily):
         tokens, pooled, _ = _pipeline(bundle).encode_prompt(
             prompts.required_texts, None, device=bundle.device, max_sequence_length=self.max_sequence_length
         )
-        return Embedding(tokens=tokens, pooled=pooled)
+        if prompts.sources is None:
+            return EditEmbedding(tokens=tokens, pooled=pooled)
+        sources = [[self._source_latents(bundle, picture) for picture in pictures] for pictures in prompts.sources]
+        return EditEmbedding(tokens=tokens, pooled=pooled, sources=sources)
+
+    def _source_latents(self, bundle: Bundle, picture: torch.Tensor) -> torch.Tensor:
+        """A source `(3, H, W)` in [0, 1] to latents."""
+        from diffusers import FluxKontextPipeline
+
+        pipeline = _pipeline(bundle)
+        if not isinstance(pipeline, FluxKontextPipeline):
+            raise ValueError(f"{self.checkpoint} does not edit pictures: source pictures need FLUX.1-Kontext")
+        cell = 2 * pipeline.vae_scale_factor
+        height, width = picture.shape[-2:] if self.source_size == "own" else preferred_size(*picture.shape[-2:])
+        pixels = pipeline.image_processor.preprocess(to_pil(picture), height // cell * cell, width // cell * cell)
+        return encode_images(pipeline, Media(images=(pixels + 1) / 2))[0]
 
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
     ) -> torch.Tensor:
+        assert isinstance(embedding, EditEmbedding)
+        pictures = [latents, *embedding.stacked_sources()]
+        if len(pictures) > 2:
+            raise ValueError(f"FLUX.1-Kontext edits one picture, got {len(pictures) - 1} for a prompt")
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
         told = guidance if self.embedded_guidance is None else self.embedded_guidance
         velocity = bundle.transformer(
-            hidden_states=pack(latents),
+            hidden_states=torch.cat([pack(picture) for picture in pictures], dim=1),
             timestep=step.time,
             guidance=torch.full_like(step.time, told) if _told_guidance(bundle) else None,
             encoder_hidden_states=embedding.tokens,
             pooled_projections=embedding.pooled,
             txt_ids=torch.zeros(embedding.tokens.shape[1], 3, device=latents.device),
-            img_ids=positions(0, height, width, latents.device),
+            img_ids=torch.cat([_positions(number, picture) for number, picture in enumerate(pictures)]),
             return_dict=False,
         )[0]
-        return unpack(velocity, height, width)
+        return unpack(velocity[:, : height * width], height, width)
 
     def guided(self, guidance: float) -> bool:
         return self.embedded_guidance is not None and guidance != 1
@@ -158,10 +190,18 @@ def unpack(tokens: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return torch.nn.functional.pixel_shuffle(tokens.mT.unflatten(2, (height, width)), 2)
 
 
-def positions(picture: int, height: int, width: int, device: torch.device) -> torch.Tensor:
+def preferred_size(height: int, width: int) -> tuple[int, int]:
+    """Height and width that Kontext was trained with, of the aspect ratio nearest to that of a picture."""
+    from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
+    _, wide, high = min((abs(width / height - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+    return high, wide
+
+
+def _positions(number: int, picture: torch.Tensor) -> torch.Tensor:
     """`(h w, 3)`: the number of the picture (0 is the one that is made), row and column of each token."""
-    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
-    return torch.cartesian_prod(torch.tensor([picture], device=device), rows, columns).float()
+    rows, columns = (torch.arange(side // 2) for side in picture.shape[-2:])
+    return torch.cartesian_prod(torch.tensor([number]), rows, columns).to(picture.device, torch.float32)
 
 
 def _told_guidance(bundle: Bundle) -> bool:
@@ -169,5 +209,5 @@ def _told_guidance(bundle: Bundle) -> bool:
 
 
 def _pipeline(bundle: Bundle) -> Any:
-    """The FluxPipeline; diffusers annotates less than it takes and gives."""
+    """The pipeline; diffusers annotates less than it takes and gives."""
     return bundle.processors["pipeline"]

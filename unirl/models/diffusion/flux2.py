@@ -12,21 +12,14 @@ import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
 from unirl.models.pretrained import check_checkpoint, check_euler, check_size
+from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import flux2_mu, pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
-from unirl.types.batch import listed
 from unirl.types.condition import Embedding
-from unirl.types.media import Media, to_uint8
+from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 _LARGEST_SOURCE = 1024 * 1024  # pixels; a larger source picture is scaled down to this
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class EditEmbedding(Embedding):
-    """sources: N lists of latents `(C, h, w)`, one for each source picture; None where nothing is edited."""
-
-    sources: list[list[torch.Tensor]] | None = listed(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +87,7 @@ class FLUX2(DiffusionFamily):
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
     ) -> torch.Tensor:
         assert isinstance(embedding, EditEmbedding)
-        pictures = [latents, *stacked_sources(embedding.sources or [])]
+        pictures = [latents, *embedding.stacked_sources()]
         ids = [_positions(10 * number, picture) for number, picture in enumerate(pictures)]
         text_ids = torch.zeros(embedding.tokens.shape[1], 4, device=latents.device)
         text_ids[:, 3] = torch.arange(len(text_ids), device=latents.device)
@@ -236,10 +229,10 @@ def _statistics(vae: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _source_latents(bundle: Bundle, picture: torch.Tensor) -> torch.Tensor:
     """A source `(3, H, W)` in [0, 1] to latents, cut to whole tokens about its centre as the pipeline does."""
-    from PIL.Image import Resampling, fromarray
+    from PIL.Image import Resampling
 
     pipeline = _pipeline(bundle)
-    image = fromarray(to_uint8(picture[None])[0].numpy())
+    image = to_pil(picture)
     pipeline.image_processor.check_image_input(image)
     if image.width * image.height > _LARGEST_SOURCE:
         scale = math.sqrt(_LARGEST_SOURCE / (image.width * image.height))
@@ -248,17 +241,6 @@ def _source_latents(bundle: Bundle, picture: torch.Tensor) -> torch.Tensor:
     height, width = image.height // cell * cell, image.width // cell * cell
     pixels = pipeline.image_processor.preprocess(image, height=height, width=width, resize_mode="crop")
     return from_pixels(pipeline.vae, pixels)[0]
-
-
-def stacked_sources(sources: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """`(N, C, h, w)` for each source of a row; all rows of a forward must have sources of the same sizes."""
-    sizes = {tuple(tuple(picture.shape[-2:]) for picture in pictures) for pictures in sources}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"source pictures of one forward must be of the same sizes, got latents of {sorted(sizes)}: scale them "
-            "alike in the data, or set rollout.batch_size=1 and train.geometry.micro_batch_size=1"
-        )
-    return [torch.stack(pictures) for pictures in zip(*sources, strict=True)]
 
 
 def _positions(time: int, picture: torch.Tensor) -> torch.Tensor:

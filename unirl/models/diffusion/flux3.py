@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
-from unirl.models.diffusion.flux2 import EditEmbedding, from_pixels, stacked_sources, to_pixels
+from unirl.models.diffusion.flux2 import from_pixels, to_pixels
 from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding
+from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
-from unirl.types.media import Media, to_uint8
+from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 _PARTS = ("transformer", "text_encoder", "vae")
@@ -175,7 +176,7 @@ def _forward(
     height, width = latents.shape[-2:]
     text_ids = torch.zeros(window, 4, device=device)
     text_ids[:, 3] = torch.arange(window, device=device)
-    sources = stacked_sources(embedding.sources or [])
+    sources = embedding.stacked_sources()
     velocity = bundle.transformer(
         hidden_states=latents.flatten(2).mT,
         encoder_hidden_states=embedding.tokens[:, :window],
@@ -192,12 +193,9 @@ def _forward(
 
 def _source_latents(bundle: Bundle, pictures: list[torch.Tensor]) -> list[torch.Tensor]:
     """Sources `(3, H, W)` in [0, 1] of one prompt to latents: one alone is kept whole, several are cut to fit."""
-    from PIL.Image import fromarray
-
     pipeline = _pipeline(bundle)
     mode = "fill" if len(pictures) == 1 else "crop"
-    images = [fromarray(to_uint8(picture[None])[0].numpy()) for picture in pictures]
-    pixels = [pipeline.image_processor.preprocess(image, resize_mode=mode)[0] for image in images]
+    pixels = [pipeline.image_processor.preprocess(to_pil(picture), resize_mode=mode)[0] for picture in pictures]
     return [from_pixels(pipeline.vae, picture)[0] for picture in pixels]
 
 
