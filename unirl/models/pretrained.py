@@ -16,6 +16,7 @@ from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_EULER = "FlowMatchEulerDiscreteScheduler"
 _OTHER_TABLES = (
     "use_dynamic_shifting",
     "use_karras_sigmas",
@@ -44,16 +45,20 @@ def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index
         raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")
 
 
-def check_euler(config: Mapping[str, Any], *read: str) -> None:
-    """ValueError unless a scheduler is Euler's and sets nothing that changes its table but what a family has `read`."""
-    others = [name for name in _OTHER_TABLES if config[name] and name not in read]
-    if config["_class_name"] != "FlowMatchEulerDiscreteScheduler" or others:
+def check_euler(config: Mapping[str, Any], *read: str, time_shift: str = "exponential") -> None:
+    """ValueError unless a scheduler is Euler's and sets nothing that changes its table but what a family has `read`.
+
+    time_shift: the form of a dynamic shift that the family computes, where `use_dynamic_shifting` is read
+    """
+    found = config["_class_name"]
+    others = [name for name in _OTHER_TABLES if config[name] and name not in read] if found == _EULER else []
+    if found != _EULER or others:
         raise ValueError(
-            "the schedule of this family is that of FlowMatchEulerDiscreteScheduler with its shift alone, "
-            f"the checkpoint has {config['_class_name']} with {others}"
+            f"the schedule of this family is that of {_EULER} with its shift alone, "
+            f"the checkpoint has {found} with {others}"
         )
-    if config["use_dynamic_shifting"] and config["time_shift_type"] != "exponential":
-        raise ValueError(f"this family shifts exponentially, the checkpoint has {config['time_shift_type']!r}")
+    if config["use_dynamic_shifting"] and config["time_shift_type"] != time_shift:
+        raise ValueError(f"this family's shift is {time_shift}, the checkpoint has {config['time_shift_type']!r}")
 
 
 def static_shift(config: Mapping[str, Any]) -> float:
