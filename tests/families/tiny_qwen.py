@@ -8,16 +8,27 @@ from typing import Any
 from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.families.tiny import qwen_tokenizer, redraw
+from unirl.models.pictures import picture_processor
 
 
 def write_qwen_image(folder: Path) -> Path:
     QwenImagePipeline(**_parts()).save_pretrained(folder)
+    return folder
+
+
+def write_qwen_image_edit(folder: Path, *, zero_cond_t: bool) -> Path:
+    """zero_cond_t: as 2511 has it"""
+    pictures = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56})
+    processor = picture_processor(Qwen2VLProcessor, pictures, qwen_tokenizer())
+    QwenImageEditPlusPipeline(**_parts(zero_cond_t=zero_cond_t), processor=processor).save_pretrained(folder)
     return folder
 
 

@@ -136,15 +136,7 @@ class QwenImage(QwenImageBase):
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
     ) -> torch.Tensor:
-        velocity = bundle.transformer(
-            hidden_states=pack(latents),
-            timestep=step.time,
-            encoder_hidden_states=embedding.tokens,
-            encoder_hidden_states_mask=embedding.mask,
-            img_shapes=[[token_grid(latents)]] * len(latents),
-            return_dict=False,
-        )[0]
-        return unpack(velocity, latents)
+        return velocity(bundle, latents, step.time, embedding, references=[[]] * len(latents))
 
 
 def check_checkpoint(checkpoint: str, pipeline: str) -> None:
@@ -213,6 +205,29 @@ def unpack(tokens: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def token_grid(latents: torch.Tensor) -> tuple[int, int, int]:
     """Frames, height and width of packed `(..., H, W)` in tokens, where the rotary positions come from."""
     return 1, latents.shape[-2] // 2, latents.shape[-1] // 2
+
+
+def velocity(
+    bundle: Bundle,
+    latents: torch.Tensor,
+    time: torch.Tensor,
+    embedding: Embedding,
+    *,
+    references: list[list[torch.Tensor]],
+) -> torch.Tensor:
+    """One forward. references: for each row the latents `(C, h, w)` that it reads beside its own, alike in shape."""
+    own = pack(latents)
+    read = [pack(torch.stack(column)) for column in zip(*references, strict=True)]
+    grids = [token_grid(picture) for picture in (latents, *references[0])]
+    tokens = bundle.transformer(
+        hidden_states=torch.cat([own, *read], dim=1),
+        timestep=time,
+        encoder_hidden_states=embedding.tokens,
+        encoder_hidden_states_mask=embedding.mask,
+        img_shapes=[grids] * len(latents),
+        return_dict=False,
+    )[0]
+    return unpack(tokens[:, : own.shape[1]], latents)
 
 
 def explicit_mask(tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
