@@ -7,12 +7,22 @@ from typing import Any
 
 from diffusers import (
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     FlowMatchEulerDiscreteScheduler,
+    QwenImage21Pipeline,
+    QwenImage21Transformer2DModel,
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2VLProcessor
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.families.tiny import qwen_tokenizer, redraw
@@ -29,6 +39,36 @@ def write_qwen_image_edit(folder: Path, *, zero_cond_t: bool) -> Path:
     pictures = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56})
     processor = picture_processor(Qwen2VLProcessor, pictures, qwen_tokenizer())
     QwenImageEditPlusPipeline(**_parts(zero_cond_t=zero_cond_t), processor=processor).save_pretrained(folder)
+    return folder
+
+
+def write_qwen_image_2_1(folder: Path) -> Path:
+    modules: dict[str, Any] = {
+        "transformer": QwenImage21Transformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            context_in_dim=32,
+            mlp_ratio=2,
+            axes_dims_rope=(4, 6, 6),
+        ),
+        "vae": AutoencoderKLQwenImage21(
+            base_dim=4,
+            decoder_base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.1, 0.2, -0.3, 0.4],
+            latents_std=[1.0, 2.0, 1.5, 0.5],
+        ),
+        "text_encoder": Qwen3VLForConditionalGeneration(_text_encoder_2_1()),
+    }
+    redraw(modules.values())
+    pictures = Qwen2VLImageProcessorPil(patch_size=16, size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128})
+    processor = picture_processor(Qwen3VLProcessor, pictures, qwen_tokenizer(padding_side="left"))
+    QwenImage21Pipeline(**modules, scheduler=scheduler(), processor=processor).save_pretrained(folder)
     return folder
 
 
@@ -93,6 +133,34 @@ def _text_encoder() -> Qwen2_5_VLConfig:
             "fullatt_block_indexes": [1],
             "window_size": 28,
             "patch_size": 14,
+        },
+        vision_start_token_id=3,
+        vision_end_token_id=4,
+        image_token_id=5,
+        video_token_id=6,
+    )
+
+
+def _text_encoder_2_1() -> Qwen3VLConfig:
+    return Qwen3VLConfig(
+        text_config={
+            "vocab_size": 263,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]},
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
         },
         vision_start_token_id=3,
         vision_end_token_id=4,

@@ -12,14 +12,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def source_pictures(prompts: Media, family: str) -> list[list[Image]]:
-    """The pictures of each prompt. ValueError, naming `family`, for a prompt without one."""
+def source_pictures(prompts: Media) -> list[list[Image]]:
+    """The pictures of each prompt, of which there may be none."""
     from PIL.Image import fromarray
 
     sources = prompts.sources or [[] for _ in prompts.required_texts]
-    for text, pictures in zip(prompts.required_texts, sources, strict=True):
-        if not pictures:
-            raise ValueError(f"{family} edits pictures: the prompt {text!r} comes without a source picture")
     return [[fromarray(to_uint8(picture[None])[0].numpy()) for picture in pictures] for pictures in sources]
 
 

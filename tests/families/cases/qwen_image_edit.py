@@ -50,12 +50,15 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[t
     pipeline, rows = bundle.processors["pipeline"], []
     assert case.prompts.sources is not None
     for x, text, sources in zip(latents, case.prompts.required_texts, case.prompts.sources, strict=True):
-        pictures = [Image.fromarray(to_uint8(source[None])[0].numpy()) for source in sources]
-        arguments = {**guided_arguments(case, 1), "image": pictures}
+        arguments = {**guided_arguments(case, 1), "image": as_pil(sources)}
         with patch.multiple(pipeline_qwenimage_edit_plus, CONDITION_IMAGE_SIZE=AREA, VAE_IMAGE_SIZE=AREA):
             rows.append(run_pipeline(pipeline, [text], pack(x[None]), case, **arguments))
     steps = [unpack(torch.cat(row), latents) for row in zip(*(steps for steps, _ in rows), strict=True)]
     return [*steps], Media(images=torch.cat([output.images for _, output in rows]))
+
+
+def as_pil(pictures: list[torch.Tensor]) -> list[Image.Image]:
+    return [Image.fromarray(to_uint8(picture[None])[0].numpy()) for picture in pictures]
 
 
 def sources(*shapes: tuple[tuple[int, int], ...]) -> list[list[torch.Tensor]]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -156,7 +156,7 @@ def check_checkpoint(checkpoint: str, pipeline: str) -> None:
 
 def bundle_of(pipeline: Any) -> Bundle:
     """The Bundle of a loaded Qwen-Image pipeline."""
-    _check_scheduler(pipeline.scheduler.config)
+    check_scheduler(pipeline.scheduler.config)
     # The number of template tokens that are dropped, 34 and 64 in the pipelines, is that of the published tokenizer.
     prefix = pipeline.prompt_template_encode.split("{}")[0]
     pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(prefix).input_ids)
@@ -230,6 +230,18 @@ def velocity(
     return unpack(tokens[:, : own.shape[1]], latents)
 
 
+def in_groups(keys: Sequence[Hashable], forward: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+    """`forward(rows)` once for the rows of each key, the results in the order of the rows.
+
+    These transformers take the layout of a batch from its first row: only rows alike may share a forward.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    order = torch.tensor([row for rows in groups.values() for row in rows])
+    return torch.cat([forward(rows) for rows in groups.values()])[order.argsort()]
+
+
 def explicit_mask(tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """The pipelines drop a mask that is full; rows that are joined later need it back."""
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask.bool()
@@ -252,7 +264,7 @@ def encode_pixels(bundle: Bundle, pixels: torch.Tensor) -> torch.Tensor:
     return (latents - mean) / std
 
 
-def _check_scheduler(config: Mapping[str, Any]) -> None:
+def check_scheduler(config: Mapping[str, Any]) -> None:
     """`schedule` computes a table with a dynamic exponential shift, and no other."""
     others = [name for name in _OTHER_TABLES if config[name]]
     dynamic = config["use_dynamic_shifting"] and config["time_shift_type"] == "exponential"

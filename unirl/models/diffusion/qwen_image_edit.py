@@ -15,6 +15,7 @@ from unirl.models.diffusion.qwen_image import (
     bundle_of,
     encode_pixels,
     explicit_mask,
+    in_groups,
     token_grid,
     velocity,
 )
@@ -84,23 +85,24 @@ class QwenImageEdit(QwenImageBase):
         return bundle_of(pipeline.to(device))
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
-        pairs = zip(prompts.required_texts, source_pictures(prompts, "Qwen-Image-Edit"), strict=True)
-        return EditEmbedding.concat([self._encode_row(bundle, text, pictures) for text, pictures in pairs])
+        rows = list(zip(prompts.required_texts, source_pictures(prompts), strict=True))
+        for text, pictures in rows:
+            if not pictures:
+                raise ValueError(
+                    f"Qwen-Image-Edit changes pictures: the prompt {text!r} comes without a source picture"
+                )
+        return EditEmbedding.concat([self._encode_row(bundle, text, pictures) for text, pictures in rows])
 
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
     ) -> torch.Tensor:
         assert isinstance(embedding, EditEmbedding), "this family encodes its own embeddings"
-        # The rotary positions of a batch are those of its first row: only rows alike share a forward.
-        alike: dict[tuple[tuple[int, int, int], ...], list[int]] = {}
-        for row, pictures in enumerate(embedding.references):
-            alike.setdefault(tuple(token_grid(picture) for picture in pictures), []).append(row)
-        velocities = []
-        for rows in alike.values():
+
+        def forward(rows: list[int]) -> torch.Tensor:
             own = embedding.select(rows)
-            velocities.append(velocity(bundle, latents[rows], step.time[rows], own, references=own.references))
-        order = torch.tensor([row for rows in alike.values() for row in rows], device=latents.device)
-        return torch.cat(velocities)[order.argsort()]
+            return velocity(bundle, latents[rows], step.time[rows], own, references=own.references)
+
+        return in_groups([tuple(map(token_grid, pictures)) for pictures in embedding.references], forward)
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         """With the checkpoint's processor as it is: ours lacks the video part."""
