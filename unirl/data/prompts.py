@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unirl.data.lines import json_object, listing, read_lines
+from unirl.data.pictures import Picture, PictureFile
 from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
@@ -18,10 +20,14 @@ from unirl.types.seed import generator
 
 @dataclasses.dataclass(frozen=True)
 class PromptRow:
-    """One prompt and what travels with it (answers, routing)."""
+    """One prompt and what travels with it (answers, routing).
+
+    pictures: that it comes with (editing, image-to-video)
+    """
 
     prompt: str
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
 
 
 class PromptSource(ABC):
@@ -48,6 +54,8 @@ class ListedPrompts(PromptSource):
 @dataclasses.dataclass(frozen=True)
 class FilePrompts(PromptSource):
     """A text file with a prompt a line, or a `.jsonl` file of objects with a "prompt" and any other fields (metadata).
+
+    "pictures" lists the files, named from the folder of the `.jsonl` file, that a prompt comes with.
 
     max_bad_share: malformed rows are an error by default; up to this share of them may be skipped, and is counted
     """
@@ -79,7 +87,9 @@ class FilePrompts(PromptSource):
         return reasons
 
     def _parse(self) -> tuple[list[PromptRow], list[str]]:
-        return read_lines(self.path, _json_row if self.path.suffix == ".jsonl" else _text_row)
+        return read_lines(
+            self.path, partial(_json_row, self.path.parent) if self.path.suffix == ".jsonl" else _text_row
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +123,12 @@ def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...])
 
 
 def as_roots(rows: list[PromptRow], rollout: int) -> Part:
-    """Prompt rows as the first Part of a Sample."""
+    """Prompt rows as the first Part of a Sample; its pictures are read now."""
+    sources = [[picture.pixels() for picture in row.pictures] for row in rows]
     return Part(
         ids=[root_id(rollout, row) for row in range(len(rows))],
         metadata=[dict(row.metadata) for row in rows],
-        media=Media(texts=[row.prompt for row in rows]),
+        media=Media(texts=[row.prompt for row in rows], sources=sources if any(sources) else None),
     )
 
 
@@ -127,7 +138,7 @@ def _text_row(line: str) -> PromptRow:
     return PromptRow(line.strip())
 
 
-def _json_row(line: str) -> PromptRow:
+def _json_row(folder: Path, line: str) -> PromptRow:
     record = json_object(line)
     if "prompt" not in record:
         raise ValueError(f"the row has no 'prompt' (keys: {sorted(record)})")
@@ -136,7 +147,13 @@ def _json_row(line: str) -> PromptRow:
         raise ValueError(f"the prompt must be a string (got {type(prompt).__name__})")
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    return PromptRow(prompt, record)
+    names = record.pop("pictures", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"the pictures must be a list of file names (got {names!r})")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"there is no such picture ({missing} in {folder})")
+    return PromptRow(prompt, record, tuple(PictureFile(folder / name) for name in names))
 
 
 def _refuse_empty(rows: list[PromptRow], name: str) -> None:
