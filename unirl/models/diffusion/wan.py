@@ -269,7 +269,7 @@ class Wan22A14B(Wan):
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The transformer is both experts in one module; one that is not trained comes in `frozen_dtype`."""
-        from unirl.models.diffusion.wan_experts import Experts
+        from unirl.models.diffusion.wan_modules import Experts
 
         frozen = frozen_dtype or dtype
         high, low = (dtype if self.trained in (name, "both") else frozen for name in ("high", "low"))

@@ -1,4 +1,4 @@
-"""The two transformers of Wan 2.2 A14B as one module."""
+"""The two transformers of Wan 2.2 A14B as one module; apart, because defining an nn.Module loads torch."""
 
 from __future__ import annotations
 
