@@ -90,6 +90,8 @@ def test_evaluation_is_the_same_sampling_without_noise() -> None:
     ode = sampling.deterministic()
     assert ode.resolve_sde_indices(0) == ()
     assert dataclasses.replace(ode, noise_level=sampling.noise_level, sde=sampling.sde) == sampling
+    # Siblings that differed by the noise of their steps alone would be one picture.
+    assert not dataclasses.replace(sampling, same_initial_noise=True).deterministic().same_initial_noise
     # Fewer steps than the training window spans.
     assert dataclasses.replace(ode, steps=3).steps == 3
 
