@@ -28,8 +28,8 @@ _OTHER_TABLES = (
 )
 
 
-def check_checkpoint(checkpoint: str, pipeline: str) -> None:
-    """ValueError unless `checkpoint` is a hub id, or a folder that holds a saved `pipeline` (its class name)."""
+def check_checkpoint(checkpoint: str, *pipelines: str) -> None:
+    """ValueError unless `checkpoint` is a hub id, or a folder that holds one of the `pipelines` (class names)."""
     folder = Path(checkpoint)
     if not folder.is_dir():
         if not _HUB_ID.fullmatch(checkpoint):
@@ -39,8 +39,8 @@ def check_checkpoint(checkpoint: str, pipeline: str) -> None:
     if not index.is_file():
         raise ValueError(f"checkpoint {checkpoint} holds no model_index.json: it is not a diffusers pipeline")
     found = json.loads(index.read_text())["_class_name"]
-    if found != pipeline:
-        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {pipeline}")
+    if found not in pipelines:
+        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")
 
 
 def check_euler(config: Mapping[str, Any], *read: str, time_shift: str = "exponential") -> None:

@@ -83,7 +83,7 @@ class Blind(Wan21ImageToVideo):
 def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[torch.Tensor | None], Media]:
     """Row by row where there are pictures: the pipelines take one picture a call."""
     pipeline: Any = bundle.processors["pipeline"]
-    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0 if pipeline.config.expand_timesteps else 3.0)
     sources = case.prompts.sources
     if sources is None:
         steps, videos = _called(pipeline, case.prompts.required_texts, latents, case)

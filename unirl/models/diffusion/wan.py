@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.pretrained import check_checkpoint, check_size
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.sde.strategy import per_row
@@ -23,18 +23,17 @@ from unirl.types.sampling import DiffusionSamplingParams
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PIPELINES = ("WanPipeline", "WanImageToVideoPipeline")
 # Fixed: the transformer attends to the zeros behind a prompt, and that of image-to-video counts on 512 tokens.
 _TEXT_TOKENS = 512
 _TRAIN_STEPS = 1000
 _LARGEST_480P = 480 * 832
+_STRIDE = 4  # frames of a latent, but for the first
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WanEmbedding(Embedding):
-    """frames:  `(N, 4 + C, F, h, w)`, mask and latents of a video that begins with the picture and goes on grey; they
-             enter beside the latents
+    """frames:  `(N, 4 + C, F, h, w)`, beside the latents: mask and latents of the picture and of grey after it
     picture: `(N, 257, D)`, what CLIP sees of it, where the transformer attends to that
     """
 
@@ -46,50 +45,52 @@ class WanEmbedding(Embedding):
 class Wan(DiffusionFamily):
     """Velocity `eps - x0` at time `1000 sigma`; 512 text tokens without a mask; guidance as in classifier_free.
 
-    Steps are Euler's on the table that diffusers' Euler scheduler makes: the UniPC solver of the checkpoints looks back
-    on earlier steps. Without a shift in the recipe it is 3 up to 480p and 5 above. One frame makes a picture.
+    The table is that of diffusers' Euler scheduler: UniPC, which the checkpoints name, looks back on earlier steps.
+    Without a shift in the recipe it is `shift_480p` up to 480 x 832 pixels and 5 above. One frame is a picture.
 
     checkpoint: hub id, or folder of a saved pipeline
     kind:       of checkpoint: whether it has two experts, a time for each token, a CLIP image encoder
+    cell:       pixels of the side of a patch
     """
 
     # Bare names: self- and cross-attention.
     lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0")
     block_names: ClassVar[tuple[str, ...]] = ("WanTransformerBlock",)
     kind: ClassVar[tuple[bool, bool, bool]]
+    cell: ClassVar[int] = 16
+    shift_480p: ClassVar[float] = 3.0
 
     checkpoint: str
 
     def __post_init__(self) -> None:
-        _check_checkpoint(self.checkpoint)
+        check_checkpoint(self.checkpoint, *_PIPELINES)
 
     @property
     @abstractmethod
     def fps(self) -> float:
         """Frames a second of what the model makes."""
 
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
+        nearest = max(round((sampling.frames - 1) / _STRIDE), 0) * _STRIDE + 1
+        if sampling.frames != nearest:
+            raise ValueError(
+                f"this model makes {_STRIDE} k + 1 frames, asked for {sampling.frames}; the nearest is {nearest}"
+            )
+        check_size(sampling, self.cell)
+
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """Both encoders of pictures stay float32: they are small, and what they see is the whole condition."""
-        pipeline = self._pipeline(device, {"default": frozen_dtype or dtype, "transformer": dtype})
+        pipeline = self._loaded(device, {"default": frozen_dtype or dtype, "transformer": dtype})
         return Bundle(pipeline.transformer, frozen=_frozen(pipeline), processors={"pipeline": pipeline})
 
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        pipeline = _pipeline(bundle)
-        stride, cell = pipeline.vae_scale_factor_temporal, 2 * pipeline.vae_scale_factor_spatial
-        frames = (sampling.frames - 1) // stride
-        wanted = (sampling.frames, sampling.height, sampling.width)
-        sides = [max(round(side / cell), 1) * cell for side in wanted[1:]]
-        nearest = (frames * stride + 1, *sides)
-        if wanted != nearest:
-            raise ValueError(
-                f"this model makes multiples of {cell} pixels and {stride} k + 1 frames, asked for "
-                f"{wanted[0]} frames of {wanted[1]} x {wanted[2]}; "
-                f"the nearest is {nearest[0]} frames of {nearest[1]} x {nearest[2]}"
-            )
-        return pipeline.vae.config.z_dim, frames + 1, *(side // pipeline.vae_scale_factor_spatial for side in sides)
+        self.check((), sampling)
+        config = _pipeline(bundle).vae.config
+        sides = (side // config.scale_factor_spatial for side in (sampling.height, sampling.width))
+        return config.z_dim, (sampling.frames - 1) // _STRIDE + 1, *sides
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        own = 3.0 if sampling.height * sampling.width <= _LARGEST_480P else 5.0
+        own = self.shift_480p if sampling.height * sampling.width <= _LARGEST_480P else 5.0
         sigmas = pin(twice_shifted_sigmas(sampling.steps, sampling.shift or own, _TRAIN_STEPS))
         return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
 
@@ -152,16 +153,13 @@ class Wan(DiffusionFamily):
     def save(self, bundle: Bundle, folder: Path) -> None:
         _pipeline(bundle).save_pretrained(folder)
 
-    def _pipeline(self, device: torch.device, dtypes: dict[str, torch.dtype]) -> Any:
+    def _loaded(self, device: torch.device, dtypes: dict[str, torch.dtype]) -> Any:
         from diffusers import DiffusionPipeline
 
         apart = {"vae": torch.float32, "image_encoder": torch.float32}
         pipeline: Any = DiffusionPipeline.from_pretrained(self.checkpoint, dtype={**dtypes, **apart}).to(device)
-        kind = (
-            pipeline.transformer_2 is not None,
-            pipeline.config.expand_timesteps,
-            pipeline.transformer.config.image_dim is not None,
-        )
+        clip = pipeline.transformer.config.image_dim is not None
+        kind = (pipeline.transformer_2 is not None, pipeline.config.expand_timesteps, clip)
         if kind != self.kind:
             fitting = [family.__name__ for family in FAMILIES if family.kind == kind]
             raise ValueError(f"checkpoint {self.checkpoint} is of another kind than {type(self).__name__}: {fitting}")
@@ -181,8 +179,8 @@ class Wan21(Wan):
         licence="Apache-2.0",
         guidance="classifier-free, off at 1; 5 is usual",
         context_parallel=True,
-        advice="Flow-GRPO: 20 steps, 33 frames of 240 x 416, guidance 4.5, lr 1e-4, KL 0.004 (wan21_flow_grpo); "
-        "ftfy, where it is installed, changes texts: install it everywhere or nowhere",
+        advice="Flow-GRPO: 20 steps, 33 frames, guidance 4.5, lr 1e-4, KL 0.004 (wan21_flow_grpo); "
+        "ftfy, where installed, changes texts: have it everywhere or nowhere",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
 
@@ -226,6 +224,8 @@ class Wan22TI2V5B(Wan):
         advice="made for 704 x 1280 and 24 frames a second",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (False, True, False)
+    cell: ClassVar[int] = 32
+    shift_480p: ClassVar[float] = 5.0
 
     @property
     def fps(self) -> float:
@@ -257,7 +257,7 @@ class Wan22A14B(Wan):
     trained: Literal["high", "low", "both"] = "both"
 
     def __post_init__(self) -> None:
-        _check_checkpoint(self.checkpoint)
+        check_checkpoint(self.checkpoint, *_PIPELINES)
         if not 0 < self.boundary < 1:
             raise ValueError(f"boundary must be in (0, 1), got {self.boundary}")
         if self.low_guidance is not None and not self.low_guidance >= 1:
@@ -273,7 +273,7 @@ class Wan22A14B(Wan):
 
         frozen = frozen_dtype or dtype
         high, low = (dtype if self.trained in (name, "both") else frozen for name in ("high", "low"))
-        pipeline = self._pipeline(device, {"default": frozen, "transformer": high, "transformer_2": low})
+        pipeline = self._loaded(device, {"default": frozen, "transformer": high, "transformer_2": low})
         if pipeline.config.boundary_ratio != self.boundary:
             found = pipeline.config.boundary_ratio
             raise ValueError(f"boundary={self.boundary}, but the experts of {self.checkpoint} meet at {found}")
@@ -398,14 +398,3 @@ def _begun(pipeline: Any, pixels: torch.Tensor, frames: int) -> torch.Tensor:
     mask = torch.zeros_like(latents[:, :1]).expand(-1, pipeline.vae_scale_factor_temporal, -1, -1, -1).clone()
     mask[:, :, 0] = 1
     return torch.cat([mask, latents], dim=1)
-
-
-def _check_checkpoint(checkpoint: str) -> None:
-    folder = Path(checkpoint)
-    if folder.is_dir():
-        index = folder / "model_index.json"
-        found = json.loads(index.read_text())["_class_name"] if index.is_file() else "no pipeline"
-        if found not in _PIPELINES:
-            raise ValueError(f"checkpoint {folder} holds {found}, this family is one of {', '.join(_PIPELINES)}")
-    elif not _HUB_ID.fullmatch(checkpoint):
-        raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name)")
