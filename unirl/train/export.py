@@ -42,7 +42,7 @@ def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    module, processors = stage.bundle.transformer, stage.bundle.processors
+    module, processors = stage.bundle.trained, stage.bundle.processors
     weights = {name: value.detach().cpu() for name, value in get_peft_model_state_dict(module).items()}
     config = adapter_config(lora, stage.family.lora_targets)
     config.inference_mode = True
@@ -50,7 +50,8 @@ def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:
         pipeline, loads_adapters = processors["pipeline"], isinstance(processors["pipeline"], LoraBaseMixin)
         config.base_model_name_or_path = pipeline.name_or_path
         if loads_adapters:
-            pipeline.save_lora_weights(folder, transformer_lora_layers=_scaled(weights, lora))
+            for file, layers in stage.family.adapter_files(_scaled(weights, lora)).items():
+                pipeline.save_lora_weights(folder, transformer_lora_layers=layers, weight_name=file)
     config.save_pretrained(str(folder))
     named = {f"base_model.model.{name}": value for name, value in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
