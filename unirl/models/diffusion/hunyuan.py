@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily
-from unirl.models.diffusion.checkpoint import check_checkpoint, check_scheduler
+from unirl.models.pretrained import check_checkpoint, check_euler
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule
 from unirl.types.batch import dense
@@ -63,7 +63,7 @@ class Hunyuan(DiffusionFamily):
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
         pipeline = getattr(diffusers, self.pipeline_class).from_pretrained(self.checkpoint, dtype=dtypes).to(device)
-        check_scheduler(pipeline.scheduler.config)
+        check_euler(pipeline.scheduler.config)
         self.prepare(pipeline)
         pipeline.vae.enable_slicing()
         modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
