@@ -23,6 +23,9 @@ from unirl.types.sampling import DiffusionSamplingParams
 class FLUX1(DiffusionFamily):
     """Velocity `eps - x0` at time sigma; latents `(C, H, W)`, packed in 2 x 2 patches for the model; text without mask.
 
+    Below float32 the transformer rounds sigma and guidance to its own dtype before it scales them by 1000, as the
+    authors' code does; diffusers' pipeline rounds 1000 sigma first (at sigma 0.7129 the model sees 716 or 712).
+
     checkpoint:          hub id, or folder of a saved pipeline
     max_sequence_length: T5 tokens of a prompt, padded to that; CLIP reads 77. schnell was trained with 256
     embedded_guidance:   what dev is told of guidance. None tells it `sampling.guidance`, in a single forward. With a

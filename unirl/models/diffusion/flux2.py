@@ -192,7 +192,10 @@ class FLUX2Dev(FLUX2):
         check_checkpoint(self.checkpoint, "Flux2Pipeline")
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """With the tokenizer alone: its processor needs torchvision, for pictures that the text encoder never gets."""
+        """With the tokenizer alone: its processor needs torchvision, for pictures that the text encoder never gets.
+
+        The chat template begins with <s>, and then both make the same tokens of a text.
+        """
         from diffusers import Flux2Pipeline
         from transformers import AutoTokenizer
 
