@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import unirl
 from unirl.config.compose import composed_yaml
-from unirl.config.error import ConfigError
+from unirl.config.error import ConfigError, refusals
+from unirl.config.load import dump
 from unirl.config.recipes import shipped_recipes
 from unirl.config.run import load_recipe, prepare_process
 
@@ -20,7 +21,11 @@ from unirl.config.run import load_recipe, prepare_process
 def check(recipe: str, overrides: list[str]) -> None:
     """Tell whether a recipe would run, without running it."""
     prepare_process()
-    load_recipe(recipe, overrides)
+    config = load_recipe(recipe, overrides)
+    from unirl.observability.run_folder import RunFolder
+
+    with refusals():
+        RunFolder(config.run.output, config.run.name).refuse_other(dump(config))
     print(f"ok: {recipe}")
 
 
@@ -73,7 +78,8 @@ def report(run: Path) -> None:
     prepare_process()
     from unirl.observability.report import write_report
 
-    print(write_report(run))
+    with refusals():
+        print(write_report(run))
 
 
 def export(run: Path, folder: Path, step: int | None, weights: Literal["live", "ema"] | None) -> None:
@@ -83,6 +89,13 @@ def export(run: Path, folder: Path, step: int | None, weights: Literal["live", "
 
     export_run(run, folder, step=step, weights=weights)
     print(folder)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +134,7 @@ COMMANDS = {
         (
             RUN,
             Argument("prompts", {"nargs": "+", "metavar": "PROMPT", "help": "one row of pictures each"}),
-            Argument("--number", {"type": int, "default": 4, "help": "pictures of each prompt (default 4)"}),
+            Argument("--number", {"type": _positive, "default": 4, "help": "pictures of each prompt (default 4)"}),
             SEED,
             Argument("--out", {"type": Path, "help": "PNG file (default RUN/samples/sample.png)"}),
             STEP,
@@ -157,6 +170,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(error.report())
         return 2
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        return 130
 
 
 if __name__ == "__main__":

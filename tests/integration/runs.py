@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
+import sys
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,22 @@ def processes() -> ForkServerContext:
 def start(context: ForkServerContext, kind: str, output: Path, *, steps: int = 6) -> ForkServerProcess:
     """The run of `kind`, under way in a process of its own."""
     process = context.Process(target=train, args=(kind, str(output)), kwargs={"steps": steps})
+    process.start()
+    return process
+
+
+def run_command(words: list[str], said: str) -> None:
+    """`unirl` with these words in this process, which ends with its exit code; what it says goes to the file `said`."""
+    from unirl import cli
+
+    with Path(said).open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        code = cli.main(words)
+    sys.exit(code)
+
+
+def start_command(context: ForkServerContext, words: list[str], said: Path) -> ForkServerProcess:
+    """`unirl` with these words, under way in a process of its own."""
+    process = context.Process(target=run_command, args=(words, str(said)))
     process.start()
     return process
 

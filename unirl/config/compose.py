@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import re
 import secrets
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +19,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
-from unirl.config.error import ConfigError, nearest, problem
+from unirl.config.error import ConfigError, nearest, problem, shown
 from unirl.config.recipes import PACKAGE, shipped_recipes
 
 _VERSION_BASE = "1.3"
@@ -49,7 +51,9 @@ def composed_yaml(recipe: str, overrides: Sequence[str] = ()) -> str:
 
 
 def _composed(recipe: str, overrides: Sequence[str]) -> DictConfig:
-    overrides = [_as_hydra(override) for override in overrides]
+    own_folder = [Path(recipe).absolute().parent] if recipe.endswith(".yaml") else []
+    groups = {name for folder in [importlib.resources.files(PACKAGE), *own_folder] for name in _groups(folder)}
+    overrides = [_as_hydra(override, groups) for override in overrides]
     if not recipe.endswith((".yaml", ".yml")):
         known = shipped_recipes()
         if recipe not in known:
@@ -65,8 +69,16 @@ def _composed(recipe: str, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(file.name, [*overrides, f"hydra.searchpath=[pkg://{PACKAGE}]"])
 
 
-def _as_hydra(text: str) -> str:
-    """A dotted `key=value` sets the key, mentioned in the recipe or not: which keys exist is for the loader to say."""
+def _groups(folder: Traversable) -> set[str]:
+    """The folders of options below `folder`."""
+    if not folder.is_dir():
+        return set()
+    folders = [entry for entry in folder.iterdir() if entry.is_dir()]
+    return {entry.name for entry in folders if any(option.name.endswith(".yaml") for option in entry.iterdir())}
+
+
+def _as_hydra(text: str, groups: set[str]) -> str:
+    """`key=value` of no group sets the key, be it in the recipe or not: which keys exist is for the loader to say."""
     try:
         [override] = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
@@ -78,7 +90,14 @@ def _as_hydra(text: str) -> str:
         raise ConfigError(
             f"override '{text}': one run takes one value; write a list as [a,b], text with commas in quotes"
         )
-    return f"++{text}" if override.type is OverrideType.CHANGE and "." in key else text
+    if override.type is not OverrideType.CHANGE:
+        return text
+    if key not in groups and override.package is None:
+        return f"++{text}"
+    if not isinstance(override.value(), str | list):
+        got = shown(override.value())
+        raise ConfigError(f"override '{text}': {key} is a group and takes the name of an option, got {got}")
+    return text
 
 
 def _draw_seed(config: DictConfig) -> None:
@@ -119,7 +138,10 @@ def _errors_of(recipe: str) -> Generator[None]:
 
 
 def _said(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in str(error).replace("merging override ++", "merging override ").splitlines()]
+    if isinstance(error.__cause__, ConfigTypeError):  # a mapping where there is a list, or the reverse
+        reason = str(error.__cause__).splitlines()[0]
+        lines.append(reason.replace("DictConfig", "a mapping").replace("ListConfig", "a list"))
     advice = "a setting is given as section.key=value, a group by the name of an option"
     lines = [advice if line.startswith(_NO_SUCH_KEY) else line.rstrip(".") for line in lines]
     return "; ".join(line for line in lines if line and not line.startswith(_IRRELEVANT))

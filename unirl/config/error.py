@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 _LONGEST = 120
@@ -22,6 +23,17 @@ class ConfigError(ValueError):
     def report(self) -> str:
         """The problems as a program prints them."""
         return "".join(f"error: {line}\n" for line in self.problems)
+
+
+@contextmanager
+def refusals() -> Generator[None]:
+    """A ValueError inside the block, which says what its reader can do, becomes a ConfigError: no traceback."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(*str(error).splitlines()) from error
 
 
 def problem(path: str, text: str) -> ConfigError:

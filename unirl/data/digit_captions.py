@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from unirl.data.digits import digit_halves, digit_prompt
+from unirl.data.digits import HALF_A, digit_halves, digit_prompt
 from unirl.data.prompts import PromptRow, PromptSource
 from unirl.data.records import Records, RecordSource
 from unirl.types.seed import generator
@@ -22,6 +22,9 @@ class DigitCaptions(RecordSource):
     def __post_init__(self) -> None:
         if not 0 <= self.wrong_share < 1:
             raise ValueError(f"wrong_share must be in [0, 1), got {self.wrong_share}")
+
+    def count(self) -> int:
+        return HALF_A
 
     def load(self) -> Records:
         images, labels, _, _ = digit_halves()

@@ -10,6 +10,7 @@ import functools
 import numpy as np
 
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+HALF_A, HALF_B = 898, 899  # pictures
 _SPLIT = 0  # which of the many stratified splits is THE split: every figure of the digits is measured on it
 
 

@@ -1,31 +1,28 @@
-"""Pictures that a prompt comes with."""
+"""Pictures as tensors."""
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
 
 
-class Picture(ABC):
-    """Read or drawn when a rollout needs it, so that a source of many rows holds none."""
+class DrawnPicture(ABC):
+    """A picture without a file, drawn when a rollout needs it."""
 
     @abstractmethod
     def pixels(self) -> torch.Tensor:
-        """`(3, H, W)` in [0, 1], in whole levels of 255."""
+        """`(3, H, W)` float32 in [0, 1]."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PictureFile(Picture):
-    """A file that Pillow reads; transparency is dropped."""
+def read_picture(path: Path, size: tuple[int, int] | None = None) -> torch.Tensor:
+    """`(3, H, W)` float32 in [0, 1]; size: (height, width) to resize to, bicubic."""
+    import numpy as np
+    from PIL import Image
 
-    path: Path
-
-    def pixels(self) -> torch.Tensor:
-        import numpy as np
-        from PIL import Image
-
-        with Image.open(self.path) as image:
-            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255
+    with Image.open(path) as picture:
+        pixels = picture.convert("RGB")
+    if size is not None:
+        pixels = pixels.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).float() / 255

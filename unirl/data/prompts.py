@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from abc import ABC, abstractmethod
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unirl.data.lines import json_object, listing, read_lines
-from unirl.data.pictures import Picture, PictureFile
+from unirl.data.pictures import DrawnPicture, read_picture
 from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
 from unirl.types.seed import generator
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class PromptRow:
-    """One prompt and what travels with it (answers, routing).
+    """One prompt and what travels with it.
 
-    pictures: that it comes with (editing, image-to-video)
+    metadata: answers, routing
+    pictures: source pictures (editing, image-to-video), files for the most part
     """
 
     prompt: str
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[Path | DrawnPicture, ...] = ()
 
 
 class PromptSource(ABC):
@@ -55,9 +59,8 @@ class ListedPrompts(PromptSource):
 class FilePrompts(PromptSource):
     """A text file with a prompt a line, or a `.jsonl` file of objects with a "prompt" and any other fields (metadata).
 
-    "pictures" lists the files, named from the folder of the `.jsonl` file, that a prompt comes with.
-
-    max_bad_share: malformed rows are an error by default; up to this share of them may be skipped, and is counted
+    "pictures" is the list of a prompt's source pictures, as paths relative to the file.
+    max_bad_share: malformed rows are an error by default; up to this share of them is skipped, and logged by reason
     """
 
     path: Path
@@ -69,9 +72,11 @@ class FilePrompts(PromptSource):
         if not 0 <= self.max_bad_share < 1:
             raise ValueError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
         self.rows()
+        if self.skipped():
+            logger.warning("%s: rows skipped: %s", self.path, self.skipped())
 
     def rows(self) -> tuple[PromptRow, ...]:
-        rows, problems = self._parse()
+        rows, problems = self._parsed
         if not rows:
             raise ValueError(f"{self.path} holds no usable prompt" + (f": {problems[0]}" if problems else ""))
         if len(problems) > self.max_bad_share * (len(rows) + len(problems)):
@@ -81,15 +86,15 @@ class FilePrompts(PromptSource):
     def skipped(self) -> dict[str, int]:
         """Malformed rows by reason."""
         reasons: dict[str, int] = {}
-        for problem in self._parse()[1]:
+        for problem in self._parsed[1]:
             reason = problem.split(": ", 1)[1].split(" (", 1)[0]
             reasons[reason] = reasons.get(reason, 0) + 1
         return reasons
 
-    def _parse(self) -> tuple[list[PromptRow], list[str]]:
-        return read_lines(
-            self.path, partial(_json_row, self.path.parent) if self.path.suffix == ".jsonl" else _text_row
-        )
+    @functools.cached_property
+    def _parsed(self) -> tuple[list[PromptRow], list[str]]:
+        read = functools.partial(_json_row, folder=self.path.parent)
+        return read_lines(self.path, read if self.path.suffix == ".jsonl" else _text_row)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +111,13 @@ class PromptSampler:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= len(self.source):
-            raise ValueError(f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are")
+            raise ValueError(
+                f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are: take 1 to "
+                f"{len(self.source)}"
+            )
+        counts = sorted({len(row.pictures) for row in self.source})
+        if len(counts) > 1:
+            raise ValueError(f"all prompts must come with the same number of pictures, got {counts}")
 
     def draw(self, rollout: int) -> Part:
         """The roots of rollout `rollout`, with their ids."""
@@ -123,13 +134,19 @@ def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...])
 
 
 def as_roots(rows: list[PromptRow], rollout: int) -> Part:
-    """Prompt rows as the first Part of a Sample; its pictures are read now."""
-    sources = [[picture.pixels() for picture in row.pictures] for row in rows]
+    """Prompt rows as the first Part of a Sample."""
     return Part(
         ids=[root_id(rollout, row) for row in range(len(rows))],
         metadata=[dict(row.metadata) for row in rows],
-        media=Media(texts=[row.prompt for row in rows], sources=sources if any(sources) else None),
+        media=Media(
+            texts=[row.prompt for row in rows],
+            sources=[[_pixels(picture) for picture in row.pictures] for row in rows] if rows[0].pictures else None,
+        ),
     )
+
+
+def _pixels(picture: Path | DrawnPicture) -> torch.Tensor:
+    return picture.pixels() if isinstance(picture, DrawnPicture) else read_picture(picture)
 
 
 def _text_row(line: str) -> PromptRow:
@@ -138,7 +155,7 @@ def _text_row(line: str) -> PromptRow:
     return PromptRow(line.strip())
 
 
-def _json_row(folder: Path, line: str) -> PromptRow:
+def _json_row(line: str, folder: Path) -> PromptRow:
     record = json_object(line)
     if "prompt" not in record:
         raise ValueError(f"the row has no 'prompt' (keys: {sorted(record)})")
@@ -147,18 +164,25 @@ def _json_row(folder: Path, line: str) -> PromptRow:
         raise ValueError(f"the prompt must be a string (got {type(prompt).__name__})")
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    names = record.pop("pictures", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"the pictures must be a list of file names (got {names!r})")
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ValueError(f"there is no such picture ({missing} in {folder})")
-    return PromptRow(prompt, record, tuple(PictureFile(folder / name) for name in names))
+    return PromptRow(prompt, record, _pictures(record, folder))
+
+
+def _pictures(record: dict[str, Any], folder: Path) -> tuple[Path, ...]:
+    """Takes "pictures" out of `record`."""
+    match record.pop("pictures", []):
+        case list(names) if all(isinstance(name, str) for name in names):
+            paths = tuple(folder / name for name in names)
+        case other:
+            raise ValueError(f"pictures must be a list of paths (got {other!r})")
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"there is no picture {path}")
+    return paths
 
 
 def _refuse_empty(rows: list[PromptRow], name: str) -> None:
     if not rows:
-        raise ValueError(f"{name} is empty")
+        raise ValueError(f"{name} is empty; give at least one")
     for number, row in enumerate(rows):
         if not row.prompt.strip():
-            raise ValueError(f"{name}[{number}] is an empty prompt")
+            raise ValueError(f"{name}[{number}] is an empty prompt ({row.prompt!r}); fill it in or take it out")

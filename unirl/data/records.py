@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
 
 from unirl.data.lines import json_object, listing, read_lines
+from unirl.data.pictures import read_picture
 from unirl.data.prompts import epoch_rows
 from unirl.types.media import Media
 from unirl.types.sample import Part
@@ -32,6 +34,10 @@ class RecordSource(ABC):
     """Where records come from. A subclass is a frozen dataclass of its settings."""
 
     @abstractmethod
+    def count(self) -> int:
+        """How many records there are, told without reading the pictures. ValueError for malformed or missing data."""
+
+    @abstractmethod
     def load(self) -> Records:
         """All records. ValueError for malformed or missing data."""
 
@@ -48,26 +54,27 @@ class ImageFolder(RecordSource):
             raise ValueError(f"there is no record file {self.path}")
         if self.size < 1:
             raise ValueError(f"size must be at least 1, got {self.size}")
-        self._rows()
+        _ = self._rows
+
+    def count(self) -> int:
+        return len(self._rows)
 
     def load(self) -> Records:
-        import numpy as np
-        from PIL import Image
-
-        rows = self._rows()
         pictures = []
-        for path, _ in rows:
-            with Image.open(path) as picture:
-                resized = picture.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
-            pictures.append(torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1).float() / 255)
-        return Records(torch.stack(pictures), [caption for _, caption in rows])
+        for path, _ in self._rows:
+            try:
+                pictures.append(read_picture(path, (self.size, self.size)))
+            except OSError as error:
+                raise ValueError(f"{self.path}: {path} cannot be read as a picture ({error})") from error
+        return Records(torch.stack(pictures), [caption for _, caption in self._rows])
 
+    @functools.cached_property
     def _rows(self) -> list[tuple[Path, str]]:
         rows, problems = read_lines(self.path, self._row)
         if problems:
             raise ValueError(listing(problems))
         if not rows:
-            raise ValueError(f"{self.path} is empty")
+            raise ValueError(f"{self.path} is empty; give at least one record")
         return rows
 
     def _row(self, line: str) -> tuple[Path, str]:
@@ -95,7 +102,8 @@ class RecordSampler:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= len(self.records.captions):
-            raise ValueError(f"batch_size={self.count} does not fit the {len(self.records.captions)} records there are")
+            there = len(self.records.captions)
+            raise ValueError(f"batch_size={self.count} does not fit the {there} records there are: take 1 to {there}")
         if not 0 <= self.caption_dropout < 1:
             raise ValueError(f"caption_dropout must be in [0, 1), got {self.caption_dropout}")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import torch
 
@@ -79,6 +80,18 @@ class DiffusionFamily(ABC):
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
 
+    @final
+    def refuse(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
+        """ValueError for what is asked of the model and it cannot do, as far as that is known before it is loaded."""
+        if self.facts.makes.startswith("image") and sampling.frames != 1:
+            raise ValueError(
+                f"{type(self).__name__} makes single images: sampling.frames must be 1, got {sampling.frames}"
+            )
+        self.check(prompts, sampling)
+
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:  # noqa: B027 - optional
+        """ValueError for prompts, or a size, that the model cannot take; a family without such limits leaves it out."""
+
     @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The model on `device`. dtype: of the transformer's weights; frozen_dtype: of the rest, None for the same."""
@@ -99,8 +112,12 @@ class DiffusionFamily(ABC):
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """One row a prompt, on the device: texts, and where the family takes them source pictures.
 
-        The caller passes distinct rows, and the negative prompt (beside the same pictures) in a call of its own.
+        The caller passes distinct rows, and the negative prompt (beside the same pictures) to `encode_negative`.
         """
+
+    def encode_negative(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        """`encode` for the unconditional branch; another one where prompts get an instruction that it lacks."""
+        return self.encode(bundle, prompts, sampling)
 
     @abstractmethod
     def guided(self, guidance: float) -> bool:
@@ -120,6 +137,19 @@ class DiffusionFamily(ABC):
         self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
     ) -> torch.Tensor:
         """The velocity that guidance makes of the two branches."""
+
+    def guide_at(
+        self,
+        conditional: torch.Tensor,
+        unconditional: torch.Tensor,
+        *,
+        latents: torch.Tensor,
+        step: Step,
+        embedding: Embedding,
+        guidance: float,
+    ) -> torch.Tensor:
+        """`guide` at the latents and the prompts that made the branches; a rule of its own where they matter to it."""
+        return self.guide(conditional, unconditional, step, guidance)
 
     @abstractmethod
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -64,16 +65,30 @@ class TinySD3(DiffusionFamily):
     init_seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("size", "patch", "layers", "heads", "head_dim", "embedding_dim", "words"):
+            if self.__dict__[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
         if self.size % self.patch:
             raise ValueError(f"size {self.size} must be a multiple of patch {self.patch}")
-        if self.words < 1:
-            raise ValueError(f"words must be at least 1, got {self.words}")
+        if self.heads * self.head_dim % 4:
+            raise ValueError(
+                f"heads x head_dim must be a multiple of 4 (two sines and two cosines of a position), got {self.heads} "
+                f"x {self.head_dim}"
+            )
+        if not self.vocabulary or len(set(self.vocabulary)) < len(self.vocabulary):
+            raise ValueError(f"vocabulary must be distinct words, at least one, got {list(self.vocabulary)}")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 or 3, got {self.channels}")
         if self.predicts not in ("x0", "velocity"):
             raise ValueError(f"predicts must be x0 or velocity, got {self.predicts!r}")
-        if self.checkpoint is not None and not (self.checkpoint / "model.safetensors").is_file():
-            raise ValueError(f"checkpoint {self.checkpoint} holds no model.safetensors")
+        if self.checkpoint is not None:
+            self._check_checkpoint(self.checkpoint)
+
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
+        for prompt in dict.fromkeys(prompts):
+            self._tokens(prompt)
+        self._tokens(sampling.negative_prompt)
+        self._check_size(sampling)
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         from safetensors.torch import load_file
@@ -84,18 +99,11 @@ class TinySD3(DiffusionFamily):
             torch.manual_seed(self.init_seed)
             module = WordConditionedSD3(self)
         if self.checkpoint is not None:
-            saved = json.loads((self.checkpoint / "config.json").read_text())
-            if saved != self._shape():
-                raise ValueError(
-                    f"{self.checkpoint} holds a model of another shape: {saved}, asked for {self._shape()}"
-                )
             module.load_state_dict(load_file(self.checkpoint / "model.safetensors"))
         return Bundle(transformer=module.to(device, dtype))
 
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        if (sampling.height, sampling.width) != (self.size, self.size):
-            asked = f"{sampling.height} x {sampling.width}"
-            raise ValueError(f"this model makes {self.size} x {self.size} pixels, asked for {asked}")
+        self._check_size(sampling)
         return self.channels, self.size, self.size
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
@@ -143,6 +151,24 @@ class TinySD3(DiffusionFamily):
         weights = {name: value.detach().cpu().contiguous() for name, value in bundle.transformer.state_dict().items()}
         save_file(weights, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(self._shape(), indent=2) + "\n")
+
+    def _check_checkpoint(self, folder: Path) -> None:
+        for name in ("config.json", "model.safetensors"):
+            if not (folder / name).is_file():
+                raise ValueError(f"checkpoint {folder} holds no {name}; name a folder that `unirl export` has written")
+        saved = json.loads((folder / "config.json").read_text())
+        if saved != self._shape():
+            different = [
+                f"{key}={saved.get(key)} there, {value} here"
+                for key, value in self._shape().items()
+                if saved.get(key) != value
+            ]
+            raise ValueError(f"checkpoint {folder} holds a model of another shape: {'; '.join(different)}")
+
+    def _check_size(self, sampling: DiffusionSamplingParams) -> None:
+        if (sampling.height, sampling.width) != (self.size, self.size):
+            asked = f"{sampling.height} x {sampling.width}"
+            raise ValueError(f"this model makes {self.size} x {self.size} pixels, asked for {asked}")
 
     def _tokens(self, prompt: str) -> list[int]:
         """Ids of the words; 0 is the padding."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unirl.observability.atomic import replace_file
+from unirl.observability.atomic import naming, replace_file
 
 SECONDS = "seconds/"
 _SECONDS_BETWEEN_SYNCS = 1.0
@@ -48,7 +48,7 @@ class MetricsLog:
         values = {name: _encode(metrics[name]) for name in sorted(metrics)}
         line = json.dumps({"step": step, **values}, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
+        with naming(self.path), self.path.open("ab") as file:
             assert _is_whole(self.path), f"{self.path} ends in a torn line: truncate_after was not called on resume"
             file.write(line.encode())
         self._last_step = step
@@ -59,7 +59,7 @@ class MetricsLog:
     def sync(self) -> None:
         """Wait until every line is on the disk."""
         if self.path.exists():
-            with self.path.open("ab") as file:
+            with naming(self.path), self.path.open("ab") as file:
                 os.fsync(file.fileno())
         self._synced = time.monotonic()
 

@@ -216,13 +216,16 @@ class CheckpointStore:
                 found.append(checkpoint)
         return found
 
-    def _refusal(self, final: Path, error: OSError) -> str:
+    def still_good(self) -> str:
+        """What a failure has left, in a sentence of its message."""
         good = [entry.folder.name for entry in self._complete()]
-        still = f"Still good: {good[0]}, where the same command resumes" if good else "There is no earlier checkpoint"
+        return f"Still good: {good[0]}, where the same command resumes" if good else "There is no earlier checkpoint"
+
+    def _refusal(self, final: Path, error: OSError) -> str:
         fix = "choose another folder or make this one writable"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             fix = "free space there (a lower keep_last or keep_best needs less) or choose a folder on another disk"
-        return f"could not save {final}: {error.strerror or error}. {still}. To go on, {fix}"
+        return f"could not save {final}: {error.strerror or error}. {self.still_good()}. To go on, {fix}"
 
 
 def read_manifest(folder: Path) -> Checkpoint:

@@ -18,9 +18,8 @@ def write_export(stage: DiffusionStage, lora: LoRA | None, folder: Path) -> None
     `PeftModel.from_pretrained(transformer, folder)` loads, and where the family is a diffusers pipeline also
     `pytorch_lora_weights.safetensors`, which `pipeline.load_lora_weights(folder)` loads.
     """
+    refuse_taken(folder)
     folder = folder.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists already: export to a new or an empty folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
         whole = Path(beside, folder.name)
@@ -30,6 +29,12 @@ def write_export(stage: DiffusionStage, lora: LoRA | None, folder: Path) -> None
         else:
             _write_adapter(stage, lora, whole)
         whole.rename(folder)
+
+
+def refuse_taken(folder: Path) -> None:
+    """ValueError for a folder that an export would write into or over."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists already: export to a new or an empty folder")
 
 
 def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:

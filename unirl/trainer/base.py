@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
 
-from unirl.config.error import ConfigError
+from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.observability.metrics import MetricsLog
@@ -26,6 +27,8 @@ from unirl.train.rng import isolated_rngs
 from unirl.trainer.evaluation import Evaluation
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.types.metric import Metrics, values
+
+logger = logging.getLogger(__name__)
 
 
 class Interrupted(Exception):
@@ -80,46 +83,49 @@ class Trainer(ABC):
         """
         run = self._common.run
         config = dump(self._common)
-        try:
+        with refusals():
             folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
         with _stop_requests() as stop, self._common.placement.slab() as slab:
-            self.setup(slab)
-            done = self._resume(store)
+            with refusals():
+                self.setup(slab)
+                done = self._resume(store)
             log = MetricsLog(folder.metrics)
             log.truncate_after(done if store.latest() is not None else -1)
             trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
             progress = ProgressLine(run.steps, plain_seconds=5.0)
-            try:
+            with _reported_at_the_end(folder.path), closing(trackers), closing(progress):
                 if done == 0:
-                    self._record(0, self._evaluated(0, folder), log, trackers, progress)
+                    with _resumable(store):
+                        self._record(0, self._evaluated(0, folder), log, trackers, progress)
                 for number in range(done, run.steps):
-                    with self.timer("train"):
-                        metrics = values(self.step(number))
-                    metrics.update(self._evaluated(number + 1, folder))
-                    last = number + 1 == run.steps or stop.requested
-                    self._record(number + 1, metrics, log, trackers, progress)
-                    if last or (number + 1) % run.save_every == 0:
-                        log.sync()
-                        self._save(store, number + 1, metrics)
-                    if stop.requested and number + 1 < run.steps:
+                    with _resumable(store):
+                        with self.timer("train"):
+                            metrics = values(self.step(number))
+                        metrics.update(self._evaluated(number + 1, folder))
+                        self._record(number + 1, metrics, log, trackers, progress)
+                    stopping = stop.requested  # read once: what is said to be saved must be
+                    if stopping or number + 1 == run.steps or (number + 1) % run.save_every == 0:
+                        self._save(store, log, number + 1, metrics)
+                    if stopping and number + 1 < run.steps:
                         raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
-            finally:
-                progress.close()
-                trackers.close()
-                write_report(folder.path)
         return folder.path
 
     def _resume(self, store: CheckpointStore) -> int:
         checkpoint = store.latest()
         if checkpoint is None:
             return 0
+        if checkpoint.step > self._common.run.steps:
+            raise ConfigError(
+                f"run.steps={self._common.run.steps}: the run has trained {checkpoint.step} steps already; ask for at "
+                "least as many, or choose another run.name"
+            )
         self.load_state(store.load(checkpoint, "cpu"))
         return checkpoint.step
 
-    def _save(self, store: CheckpointStore, step: int, metrics: dict[str, float]) -> None:
+    def _save(self, store: CheckpointStore, log: MetricsLog, step: int, metrics: dict[str, float]) -> None:
+        with _resumable(store):
+            log.sync()  # a checkpoint builds on the lines before it
         with self.timer("save"):
             store.save(step, self.state(), score=metrics.get(self._common.run.best_metric))
 
@@ -130,7 +136,7 @@ class Trainer(ABC):
             evaluation = self.evaluate()
         if evaluation is None:
             return {}
-        evaluation.save_pictures(folder, done)
+        evaluation.save_media(folder, done)
         return evaluation.metrics
 
     def _record(
@@ -148,20 +154,56 @@ def run(trainer: Trainer) -> int:
 
 
 def reported(work: Callable[[], str]) -> int:
-    """Do `work` and print what it says; a mistake of the user or a full disk ends in one line, without a traceback."""
+    """Do `work` and print what it says. What a user can mend, a full disk, a stop: one line without a traceback."""
     try:
         said = work()
     except Interrupted as stop:
-        sys.stderr.write(f"{stop}\n")
-        return 130
+        return _ended(f"{stop}", 130)
+    except KeyboardInterrupt:
+        return _ended("stopped at once; the same command continues from the last checkpoint", 130)
     except ConfigError as error:
         sys.stderr.write(error.report())
         return 2
     except OSError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
+        return _ended(f"error: {_reason(error)}", 1)
+    except FloatingPointError as error:
+        return _ended(f"error: {error}", 1)
     sys.stdout.write(f"{said}\n")
     return 0
+
+
+def _ended(line: str, code: int) -> int:
+    sys.stderr.write(f"{line}\n")
+    return code
+
+
+def _reason(error: OSError) -> str:
+    """Path and reason, without the number of the error."""
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
+@contextmanager
+def _reported_at_the_end(folder: Path) -> Iterator[None]:
+    """The report of a run is written whatever ends it. Where it cannot be, it does not hide what stopped the run."""
+    try:
+        yield
+    except BaseException:
+        try:
+            write_report(folder)
+        except OSError as error:
+            logger.warning("the report of %s could not be written: %s", folder, error)
+        raise
+    write_report(folder)
+
+
+@contextmanager
+def _resumable(store: CheckpointStore) -> Iterator[None]:
+    """An OSError, such as a full disk, leaves the block with what is still good."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{_reason(error)}. {store.still_good()}") from error
 
 
 class _StopRequests:

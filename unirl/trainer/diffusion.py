@@ -23,6 +23,9 @@ from unirl.types.metric import Metrics, maximum, mean, merge, minimum, total
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import DiffusionSamplingParams
 
+# What `reward_metrics` says of the total under `reward/`, where each scorer has a figure of its name as well.
+_REWARD_FIGURES = ("mean", "std", "group_std", "max", "min", "invalid")
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
@@ -31,6 +34,11 @@ class DataConfig:
     prompts: PromptSource
     prompts_per_step: int
     samples_per_prompt: int
+
+    def __post_init__(self) -> None:
+        for name in ("prompts_per_step", "samples_per_prompt"):
+            if self.__dict__[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +49,10 @@ class AdvantageConfig:
     scale: Scale = "group_std"
     combine: Literal["weighted_sum", "per_component"] = "weighted_sum"
     eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.eps < 0:
+            raise ValueError(f"eps must not be negative, got {self.eps}")
 
     def of(self, part: Part, reward: RewardConfig) -> Part:
         """`part` with its advantages."""
@@ -74,19 +86,23 @@ class DiffusionConfig(CommonConfig):
     def __post_init__(self) -> None:
         self._check_geometry()
         self._check_needs()
-        PromptSampler(self.data.prompts.rows(), self.data.prompts_per_step, self.run.seed)
-        if self.eval is not None:
-            self.eval.judges(self.reward)
-            self.eval.prompts.rows()
+        rows = self.data.prompts.rows()
+        PromptSampler(rows, self.data.prompts_per_step, self.run.seed)
+        self.model.refuse([row.prompt for row in rows], self.sampling)
+        self.reward.refuse_names(_REWARD_FIGURES)
+        if self.eval is None:
+            self.run.refuse_best_without_evaluation()
+        else:
+            self.eval.check(self.model, self.sampling, self.reward, self.run)
 
     def _check_geometry(self) -> None:
-        group = self.data.samples_per_prompt
-        if group < 2 and self.advantage.scope == "group":
+        prompts, group = self.data.prompts_per_step, self.data.samples_per_prompt
+        if (prompts * group if self.advantage.scope == "global" else group) < 2:
             raise ValueError(
                 f"data.samples_per_prompt={group}: a group of one has no baseline, so every advantage is 0; "
-                "use at least 2, or advantage.scope=global"
+                "use at least 2, or advantage.scope=global with several prompts"
             )
-        self.train.geometry.check(self.data.prompts_per_step * group)
+        self.train.geometry.check(prompts * group)
 
     def _check_needs(self) -> None:
         needs, name = self.algorithm.needs, type(self.algorithm).__name__
@@ -96,10 +112,21 @@ class DiffusionConfig(CommonConfig):
             raise ValueError(f"{name} samples with the {wanted} weights: set rollout.weights={wanted}, got {given}")
         if needs.ema_rollout and self.train.backend.ema is None:
             raise ValueError(f"{name} samples with EMA weights: set train.backend.ema")
+        ema, updates = self.train.backend.ema, self.train.geometry.num_updates_per_batch
+        if needs.ema_rollout and ema is not None and ema.unit == "optimizer_step" and updates > 1:
+            raise ValueError(
+                f"{name} trains against the EMA weights, which must not move in the {updates} updates on a rollout: "
+                "set train.backend.ema.unit=rollout, or train.geometry.num_updates_per_batch=1"
+            )
         if needs.trajectory and not self.sampling.resolve_sde_indices(0):
             raise ValueError(
                 f"{name} trains on stochastic steps, but sampling picks none (noise_level={self.sampling.noise_level}, "
                 f"sde={self.sampling.sde})"
+            )
+        if self.sampling.same_initial_noise and not self.sampling.resolve_sde_indices(0):
+            raise ValueError(
+                "sampling.same_initial_noise=true without a stochastic step makes all samples of a group one picture, "
+                "so every advantage is 0: set it to false, or sampling.noise_level above 0"
             )
 
     @property

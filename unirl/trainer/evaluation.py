@@ -6,15 +6,25 @@ import dataclasses
 
 import torch
 
+from unirl.config.error import nearest
 from unirl.data.prompts import PromptSource, as_roots
 from unirl.distributed.group.handle import Handle
+from unirl.models.base import DiffusionFamily
+from unirl.observability.atomic import replace_file
+from unirl.observability.clips import stills, write_clips
 from unirl.observability.grids import before_after, save_grid
+from unirl.observability.judges import EVAL
 from unirl.observability.run_folder import RunFolder
 from unirl.reward.scorer import Scorer, SetMeasure
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer, set_measures
+from unirl.trainer.run import RunConfig
+from unirl.types.media import Media
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.seed import derive_seed
+
+_CLIPS = 4  # prompts of which an evaluation of videos or sounds keeps a file
+TOTAL = "reward"  # `eval/reward` is the weighted sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +49,15 @@ class EvalConfig:
             if self.__dict__[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
 
+    def check(
+        self, model: DiffusionFamily, sampling: DiffusionSamplingParams, reward: RewardConfig, run: RunConfig
+    ) -> None:
+        """ValueError where this evaluation does not fit the rest of the run."""
+        self.judges(reward).refuse_names([TOTAL])
+        model.refuse([row.prompt for row in self.prompts.rows()], sampling)
+        if run.keep_best:
+            self._check_best(reward, run)
+
     def due(self, done: int, total: int) -> bool:
         """Whether an evaluation follows `done` of `total` steps."""
         return done == total or done % self.every == 0
@@ -56,55 +75,70 @@ class EvalConfig:
         held_out = {name: WeightedScorer(scorer, required=False) for name, scorer in self.scorers.items()}
         return dataclasses.replace(reward, scorers={**reward.scorers, **held_out}, max_invalid=0.99)
 
+    def _check_best(self, reward: RewardConfig, run: RunConfig) -> None:
+        figures = [f"{EVAL}{name}" for name in (TOTAL, *self.judges(reward).scorers)]
+        measured = tuple(f"{EVAL}{name}/" for name in self.measures)
+        if run.best_metric not in figures and not run.best_metric.startswith(measured):
+            known = nearest(run.best_metric, [*figures, *(f"{prefix}..." for prefix in measured)])
+            raise ValueError(f"run.best_metric={run.best_metric} is no figure of the evaluation; {known}")
+        if self.every % run.save_every and run.save_every % self.every:
+            raise ValueError(
+                f"run.keep_best={run.keep_best} compares checkpoints that were evaluated, but with run.save_every="
+                f"{run.save_every} and eval.every={self.every} most are not; make one a multiple of the other"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What an evaluation found.
 
-    metrics:  `eval/...` figures
-    pictures: `(P * S, 3, H, W)`, S samples of each of the P prompts, siblings next to each other
-    rewards:  `(P * S,)` of the pictures
-    prompts:  P texts
+    metrics: `eval/...` figures
+    media:   what is shown: S samples of each of the P prompts, siblings next to each other
+    rewards: `(P * S,)` of these
+    prompts: P texts
     """
 
     metrics: dict[str, float]
-    pictures: torch.Tensor | None
+    media: Media
     rewards: torch.Tensor
     prompts: list[str]
 
-    def save_pictures(self, folder: RunFolder, step: int) -> None:
-        """A grid with one prompt a column and one noise a row, and the first evaluation's pictures above these."""
-        from safetensors.torch import load_file, save_file
+    def save_media(self, folder: RunFolder, step: int) -> None:
+        """A grid with a prompt a column and a noise a row, the first evaluation's pictures above these, and clips."""
+        from safetensors.torch import load_file, save
 
-        if self.pictures is None:
+        samples = len(self.rewards) // len(self.prompts)
+        for prompt in range(min(len(self.prompts), _CLIPS)):
+            write_clips(self.media, prompt * samples, folder.samples / f"eval_{step:06d}_prompt_{prompt}")
+        pictures = stills(self.media)
+        if pictures is None:
             return
-        shape = (len(self.prompts), len(self.pictures) // len(self.prompts))
-        by_noise = self.pictures.unflatten(0, shape).transpose(0, 1).flatten(0, 1)
+        shape = (len(self.prompts), samples)
+        by_noise = pictures.unflatten(0, shape).transpose(0, 1).flatten(0, 1)
         rewards = self.rewards.unflatten(0, shape).T.flatten().tolist()
         save_grid(
             by_noise, folder.samples / f"eval_{step:06d}.png", columns=shape[0], captions=self.prompts, rewards=rewards
         )
         first = folder.samples / "before.safetensors"
         if step == 0:
-            save_file({"pictures": self.pictures.contiguous()}, first)
+            replace_file(first, save({"pictures": pictures.contiguous()}))
         elif first.exists():
             before = load_file(first)["pictures"]
-            before_after(before, self.pictures, folder.before_after, prompts=self.prompts)
+            before_after(before, pictures, folder.before_after, prompts=self.prompts)
 
 
 def judge(sample: Sample, judges: Handle[RewardService], config: EvalConfig) -> Evaluation:
     """Figures and pictures of a filled evaluation sample."""
     scores = judges.score(sample)
     valid = scores.total[scores.valid]
-    metrics = {"eval/reward": float(valid.double().mean()) if len(valid) else float("nan")}
+    metrics = {f"{EVAL}{TOTAL}": float(valid.double().mean()) if len(valid) else float("nan")}
     for name, column in scores.components.items():
         finite = column[torch.isfinite(column)]
-        metrics[f"eval/{name}"] = float(finite.double().mean()) if len(finite) else float("nan")
-    metrics.update({f"eval/{name}": value for name, value in set_measures(sample, config.measures).items()})
+        metrics[f"{EVAL}{name}"] = float(finite.double().mean()) if len(finite) else float("nan")
+    metrics.update({f"{EVAL}{name}": value for name, value in set_measures(sample, config.measures).items()})
     media, prompts = sample.frontier.media, sample.roots.media
     assert media is not None
     assert prompts is not None
     assert prompts.texts is not None
     shown = [row for row in range(len(scores)) if row % config.samples_per_prompt < config.pictures]
-    pictures = None if media.images is None else media.images[shown]
-    return Evaluation(metrics, pictures, scores.total[shown], prompts.texts)
+    return Evaluation(metrics, media.select(shown), scores.total[shown], prompts.texts)

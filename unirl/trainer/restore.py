@@ -10,13 +10,14 @@ from typing import Literal
 
 import torch
 
-from unirl.config.error import ConfigError
+from unirl.config.error import ConfigError, refusals
 from unirl.config.run import load_recipe
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Slab
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
+from unirl.train.export import refuse_taken
 from unirl.trainer.diffusion import DiffusionConfig
 from unirl.trainer.sft import SFTConfig
 from unirl.types.media import Media
@@ -37,16 +38,19 @@ class Restored:
 
 @contextmanager
 def restored(run: Path, step: int | None) -> Iterator[Restored]:
-    """The run in folder `run` at checkpoint `step`; None takes the newest complete one."""
+    """The run in folder `run` at checkpoint `step`; None takes the newest complete one.
+
+    A ValueError inside the block leaves it as a ConfigError.
+    """
     recipe = run / "config.yaml"
     if not recipe.is_file():
         raise ConfigError(f"{run} is no run: it holds no config.yaml")
     config = load_recipe(str(recipe))
     store = CheckpointStore(run / "checkpoints", keep_last=1, keep_best=0)
-    checkpoint = store.latest() if step is None else store.at(step)
-    if checkpoint is None:
-        raise ConfigError(f"{run} has no complete checkpoint")
-    with config.placement.slab() as slab:
+    with refusals(), config.placement.slab() as slab:
+        checkpoint = store.latest() if step is None else store.at(step)
+        if checkpoint is None:
+            raise ConfigError(f"{run} has no complete checkpoint; train it first")
         backend = slab.spawn(
             FSDPBackend,
             config.model,
@@ -64,6 +68,8 @@ def export_run(
     run: Path, folder: Path, *, step: int | None = None, weights: Literal["live", "ema"] | None = None
 ) -> None:
     """Write the weights of a run as what diffusers, or peft for an adapter, loads back."""
+    with refusals():
+        refuse_taken(folder)
     with restored(run, step) as found:
         found.backend.export(folder, weights=_chosen(found, weights))
 

@@ -33,8 +33,16 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
         if self.keep_best < 0:
             raise ValueError(f"keep_best must not be negative, got {self.keep_best}")
-        if not self.name or self.name != Path(self.name).name:
+        if self.name in ("", "..") or self.name != Path(self.name).name:
             raise ValueError(f"name must be a plain folder name, got {self.name!r}")
+
+    def refuse_best_without_evaluation(self) -> None:
+        """ValueError where checkpoints are to be compared by an evaluation that there is not."""
+        if self.keep_best:
+            raise ValueError(
+                f"run.keep_best={self.keep_best} compares checkpoints by {self.best_metric}, a figure of the "
+                "evaluation: set eval, or leave keep_best at 0"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,13 @@ class SFTDataConfig:
     batch_size: int
     caption_dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        there = self.records.count()
+        if not 1 <= self.batch_size <= there:
+            raise ValueError(f"batch_size={self.batch_size} does not fit the {there} records: take 1 to {there}")
+        if not 0 <= self.caption_dropout < 1:
+            raise ValueError(f"caption_dropout must be in [0, 1), got {self.caption_dropout}")
+
 
 @dataclasses.dataclass(frozen=True)
 class SFTEvalConfig(EvalConfig):
@@ -55,9 +62,14 @@ class SFTConfig(CommonConfig):
     def __post_init__(self) -> None:
         self.train.geometry.check(self.data.batch_size)
         if self.train.geometry.num_updates_per_batch != 1:
-            raise ValueError("SFT takes one optimizer step a batch: leave train.geometry.num_updates_per_batch at 1")
-        if self.eval is not None:
-            self.eval.judges(self.eval.reward)
+            updates = self.train.geometry.num_updates_per_batch
+            raise ValueError(
+                f"SFT takes one optimizer step a batch: leave train.geometry.num_updates_per_batch at 1, got {updates}"
+            )
+        if self.eval is None:
+            self.run.refuse_best_without_evaluation()
+        else:
+            self.eval.check(self.model, self.sampling, self.eval.reward, self.run)
 
 
 class SFTTrainer(Trainer):
@@ -69,7 +81,9 @@ class SFTTrainer(Trainer):
 
     def setup(self, slab: Slab) -> None:
         config, data = self.config, self.config.data
-        self.records = RecordSampler(data.records.load(), data.batch_size, config.run.seed, data.caption_dropout)
+        records = data.records.load()
+        config.model.refuse(records.captions, config.sampling)
+        self.records = RecordSampler(records, data.batch_size, config.run.seed, data.caption_dropout)
         self.backend = slab.spawn(
             FSDPBackend,
             config.model,

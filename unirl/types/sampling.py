@@ -65,5 +65,8 @@ class DiffusionSamplingParams:
         return chosen if self.noise_level > 0 else ()
 
     def deterministic(self) -> DiffusionSamplingParams:
-        """The same sampling as an ODE, for evaluation; it may then take fewer steps than the step rule would fit."""
-        return dataclasses.replace(self, noise_level=0.0, sde=NoSteps())
+        """The same sampling as an ODE, for evaluation; it may then take fewer steps than the step rule would fit.
+
+        Without noise in its steps, samples of a group that start from one x_T would be one picture: each has its own.
+        """
+        return dataclasses.replace(self, noise_level=0.0, sde=NoSteps(), same_initial_noise=False)

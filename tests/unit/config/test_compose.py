@@ -99,7 +99,9 @@ def test_an_environment_variable_is_read(write: Write, monkeypatch: pytest.Monke
         ("run.steps=1,2", "override 'run.steps=1,2': one run takes one value; write a list as [a,b]"),
         ("hydra.run.dir=x", "override 'hydra.run.dir=x': Hydra's own settings have no effect here"),
         ("hydra/launcher=x", "override 'hydra/launcher=x': Hydra's own settings have no effect here"),
-        ("sampler=x", "Could not override 'sampler'; a setting is given as section.key=value"),
+        ("model=3", "override 'model=3': model is a group and takes the name of an option, got 3 (int)"),
+        ("prompts@data.prompts=null", "prompts is a group and takes the name of an option, got null"),
+        ("sampling=[1]", "Error merging override sampling=[1]; Cannot merge a mapping with a list"),
         ("+run.steps=4", "Could not append to config. An item is already at 'run.steps'"),
         ("~run.stepz", "Could not delete from config. 'run.stepz' does not exist"),
         ("+model=nope", "model has no option 'nope'; known: "),
@@ -122,7 +124,8 @@ def test_overrides_add_and_remove_as_in_hydra_and_keep_types(write: Write) -> No
         "sampling": {"seed": 1},
         "extra": {"new": 1},
     }
-    # a dotted key needs no plus: which keys there are is for strict loading to say
+    # a key needs no plus: which keys there are is for strict loading to say
+    assert compose(recipe, ["sampler=x"])["sampler"] == "x"
     values = ["x.a=1e-4", "x.b=true", "x.c=null", "x.d=[1,2]", "x.e={f:1}", "x.g='3'", "x.h=no"]
     assert compose(recipe, ["+x=[1,2,3]", "x.1=9"])["x"] == [1, 9, 3]
     assert compose(recipe, values)["x"] == {

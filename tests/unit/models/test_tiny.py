@@ -63,7 +63,7 @@ def test_saved_and_loaded_it_is_the_same_model(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     TINY.save(TINY.load(CPU, torch.float32), tmp_path)
     name = next(iter(change))
-    with pytest.raises(ValueError, match=f"model of another shape: .*'{name}'"):
+    with pytest.raises(ValueError, match=f"model of another shape: {name}="):
         dataclasses.replace(TINY, checkpoint=tmp_path, **change).load(CPU, torch.float32)
 
 
@@ -74,7 +74,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path, change: dict[s
         ({"channels": 2}, "channels must be 1 or 3, got 2"),
         ({"words": 0}, "words must be at least 1, got 0"),
         ({"predicts": "noise"}, "predicts must be x0 or velocity, got 'noise'"),
-        ({"checkpoint": Path("/nowhere")}, "checkpoint /nowhere holds no model.safetensors"),
+        ({"checkpoint": Path("/nowhere")}, "checkpoint /nowhere holds no config.json"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

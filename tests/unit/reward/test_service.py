@@ -46,7 +46,8 @@ def test_total_is_the_weighted_sum_and_components_stay_unweighted():
 def test_both_ways_to_combine_start_from_the_same_scores(combine, expected):
     both, sample = two_rewards(R2)
     part = sample.frontier.with_rewards(both.score(sample))
-    part = part.compute_advantages(combine=combine, weights=both.config.weights)
+    weights = both.config.weights if combine == "per_component" else None
+    part = part.compute_advantages(combine=combine, weights=weights)
     assert part.advantages is not None
     torch.testing.assert_close(part.advantages, torch.tensor(expected, dtype=torch.float32), atol=1e-5, rtol=0)
 

@@ -286,3 +286,15 @@ def test_a_parent_without_a_finite_child_is_invalid() -> None:
 def test_propagation_needs_rewards_at_the_frontier() -> None:
     with pytest.raises(ValueError, match="propagate_rewards needs rewards at the frontier"):
         enhanced(1, 1, 1).propagate_rewards("mean")
+
+
+def test_weights_beside_a_weighted_sum_are_refused_because_they_would_do_nothing() -> None:
+    part = (
+        prompts(1)
+        .fork(2, SAMPLING)
+        .with_rewards(
+            Scores(total=torch.tensor([0.0, 1.0]), components={"r": torch.tensor([0.0, 1.0])}, causes=["", ""])
+        )
+    )
+    with pytest.raises(ValueError, match="weights are for combine='per_component'"):
+        part.compute_advantages(weights={"r": 1.0})

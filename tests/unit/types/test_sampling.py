@@ -18,8 +18,8 @@ BASE = DiffusionSamplingParams(steps=10, height=64, width=64)
     ("change", "message"),
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"height": 0}, "height and width must be positive, got 0 x 64"),
-        ({"width": -8}, "height and width must be positive, got 64 x -8"),
+        ({"height": 0}, "height, width and frames must be positive, got 0 x 64, 1 frames"),
+        ({"width": -8}, "height, width and frames must be positive, got 64 x -8, 1 frames"),
         ({"guidance": 0.5}, r"guidance must be at least 1 \(1 = none\), got 0\.5"),
         ({"guidance": math.nan}, "guidance must be at least 1"),
         ({"guidance": math.inf}, "guidance must be at least 1"),
@@ -90,6 +90,8 @@ def test_evaluation_is_the_same_sampling_without_noise() -> None:
     ode = sampling.deterministic()
     assert ode.resolve_sde_indices(0) == ()
     assert dataclasses.replace(ode, noise_level=sampling.noise_level, sde=sampling.sde) == sampling
+    # Siblings that differed by the noise of their steps alone would be one picture.
+    assert not dataclasses.replace(sampling, same_initial_noise=True).deterministic().same_initial_noise
     # Fewer steps than the training window spans.
     assert dataclasses.replace(ode, steps=3).steps == 3
 

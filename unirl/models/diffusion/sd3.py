@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -83,6 +83,14 @@ class SD3(DiffusionFamily):
         if self.schedule_table not in ("pipeline", "shifted"):
             raise ValueError(f"schedule_table must be pipeline or shifted, got {self.schedule_table!r}")
 
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
+        """The size, where the checkpoint is a folder."""
+        folder = Path(self.checkpoint)
+        if folder.is_dir():
+            transformer, autoencoder = (_config(folder, part) for part in ("transformer", "vae"))
+            scale = 2 ** (len(autoencoder["block_out_channels"]) - 1)
+            _check_size(sampling, scale * transformer["patch_size"], transformer["pos_embed_max_size"])
+
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The autoencoder stays float32: it is small, and rewards look at what it draws."""
         from diffusers import StableDiffusion3Pipeline
@@ -102,15 +110,9 @@ class SD3(DiffusionFamily):
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
         pipeline = _pipeline(bundle)
         config = pipeline.transformer.config
-        cell = pipeline.vae_scale_factor * config.patch_size
-        wanted = (sampling.height, sampling.width)
-        nearest = [min(max(round(side / cell), 1), config.pos_embed_max_size) * cell for side in wanted]
-        if list(wanted) != nearest:
-            raise ValueError(
-                f"this model makes multiples of {cell} pixels up to {config.pos_embed_max_size * cell}, asked for "
-                f"{sampling.height} x {sampling.width}; the nearest is {nearest[0]} x {nearest[1]}"
-            )
-        return config.in_channels, *(side // pipeline.vae_scale_factor for side in wanted)
+        _check_size(sampling, pipeline.vae_scale_factor * config.patch_size, config.pos_embed_max_size)
+        sides = (sampling.height, sampling.width)
+        return config.in_channels, *(side // pipeline.vae_scale_factor for side in sides)
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         config = _pipeline(bundle).scheduler.config
@@ -180,6 +182,24 @@ class SD3(DiffusionFamily):
 def _pipeline(bundle: Bundle) -> Any:
     """The StableDiffusion3Pipeline; diffusers annotates less than it takes and gives."""
     return bundle.processors["pipeline"]
+
+
+def _check_size(sampling: DiffusionSamplingParams, cell: int, most: int) -> None:
+    """cell: pixels of the side of a patch; most: patches of a side."""
+    wanted = (sampling.height, sampling.width)
+    nearest = tuple(min(max(round(side / cell), 1), most) * cell for side in wanted)
+    if wanted != nearest:
+        raise ValueError(
+            f"this model makes multiples of {cell} pixels up to {most * cell}, asked for {sampling.height} x "
+            f"{sampling.width}; the nearest is {nearest[0]} x {nearest[1]}"
+        )
+
+
+def _config(folder: Path, part: str) -> dict[str, Any]:
+    file = folder / part / "config.json"
+    if not file.is_file():
+        raise ValueError(f"checkpoint {folder} holds no {part}/config.json: it is no whole diffusers pipeline")
+    return json.loads(file.read_text())
 
 
 def _check_folder(folder: Path, t5: bool) -> None:
