@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from unirl.data.pictures import DrawnPicture
+from unirl.data.pictures import Picture
 from unirl.data.prompts import PromptRow, PromptSource
 
 _COLOURS = {
@@ -54,7 +54,7 @@ class ShapeEdits(PromptSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnShape(DrawnPicture):
+class DrawnShape(Picture):
     """One flat shape on white, `side` pixels a side."""
 
     colour: str

@@ -15,8 +15,8 @@ def write_export(stage: DiffusionStage, lora: LoRA | None, folder: Path) -> None
     """Write the present weights of `stage` to `folder`, which must be new or empty; it is complete or not there.
 
     Without `lora` the family's own folder (`family.save`). With it a peft adapter, which
-    `PeftModel.from_pretrained(transformer, folder)` loads, and where the family is a diffusers pipeline also
-    `pytorch_lora_weights.safetensors`, which `pipeline.load_lora_weights(folder)` loads.
+    `PeftModel.from_pretrained(transformer, folder)` loads, and where the family is a diffusers pipeline that loads
+    adapters also `pytorch_lora_weights.safetensors`, which `pipeline.load_lora_weights(folder)` loads.
     """
     refuse_taken(folder)
     folder = folder.absolute()
@@ -38,6 +38,7 @@ def refuse_taken(folder: Path) -> None:
 
 
 def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:
+    from diffusers.loaders.lora_base import LoraBaseMixin
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
@@ -46,8 +47,10 @@ def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:
     config = adapter_config(lora, stage.family.lora_targets)
     config.inference_mode = True
     if "pipeline" in processors:
-        config.base_model_name_or_path = processors["pipeline"].name_or_path
-        processors["pipeline"].save_lora_weights(folder, transformer_lora_layers=_scaled(weights, lora))
+        pipeline, loads_adapters = processors["pipeline"], isinstance(processors["pipeline"], LoraBaseMixin)
+        config.base_model_name_or_path = pipeline.name_or_path
+        if loads_adapters:
+            pipeline.save_lora_weights(folder, transformer_lora_layers=_scaled(weights, lora))
     config.save_pretrained(str(folder))
     named = {f"base_model.model.{name}": value for name, value in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
