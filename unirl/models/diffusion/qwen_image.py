@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,14 +11,12 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size
 from unirl.sde.schedule import exponential_shift, linear_mu, pin, stretch_to_terminal, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_OTHER_TABLES = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +48,9 @@ class QwenImageBase(DiffusionFamily):
 
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
         pipeline = bundle.processors["pipeline"]
-        height, width = sides(sampling, pipeline.vae_scale_factor, patch=2)
-        return pipeline.vae.config.z_dim, height, width
+        scale = pipeline.vae_scale_factor
+        check_size(sampling, 2 * scale)
+        return pipeline.vae.config.z_dim, sampling.height // scale, sampling.width // scale
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         _, height, width = self.latent_shape(bundle, sampling)
@@ -139,24 +136,9 @@ class QwenImage(QwenImageBase):
         return velocity(bundle, latents, step.time, embedding, references=[[]] * len(latents))
 
 
-def check_checkpoint(checkpoint: str, pipeline: str) -> None:
-    """ValueError unless `checkpoint` is a hub id or a folder that holds a `pipeline`."""
-    folder = Path(checkpoint)
-    if not folder.is_dir():
-        if not _HUB_ID.fullmatch(checkpoint):
-            raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name)")
-        return
-    index = folder / "model_index.json"
-    if not index.is_file():
-        raise ValueError(f"checkpoint {folder} holds no model_index.json: it is not a diffusers pipeline")
-    found = json.loads(index.read_text())["_class_name"]
-    if found != pipeline:
-        raise ValueError(f"checkpoint {folder} holds a {found}, this family is {pipeline}")
-
-
 def bundle_of(pipeline: Any) -> Bundle:
     """The Bundle of a loaded Qwen-Image pipeline."""
-    check_scheduler(pipeline.scheduler.config)
+    check_euler(pipeline.scheduler.config, "use_dynamic_shifting", "shift_terminal")
     # The number of template tokens that are dropped, 34 and 64 in the pipelines, is that of the published tokenizer.
     prefix = pipeline.prompt_template_encode.split("{}")[0]
     pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(prefix).input_ids)
@@ -166,24 +148,13 @@ def bundle_of(pipeline: Any) -> Bundle:
     return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
 
 
-def sides(sampling: DiffusionSamplingParams, scale: int, patch: int) -> tuple[int, int]:
-    """Height and width of the latent; ValueError for a size that is no multiple of `scale * patch` pixels."""
-    cell = scale * patch
-    wanted = (sampling.height, sampling.width)
-    nearest = [max(round(side / cell), 1) * cell for side in wanted]
-    if list(wanted) != nearest:
-        raise ValueError(
-            f"this model makes multiples of {cell} pixels, asked for {sampling.height} x {sampling.width}; "
-            f"the nearest is {nearest[0]} x {nearest[1]}"
-        )
-    return sampling.height // scale, sampling.width // scale
-
-
 def dynamic_sigmas(config: Mapping[str, Any], base: torch.Tensor, tokens: int, shift: float | None) -> torch.Tensor:
     """`base` shifted as far as `tokens` image tokens ask for (or by `shift`), then stretched to `shift_terminal`."""
-    low = (config["base_image_seq_len"], config["base_shift"])
-    high = (config["max_image_seq_len"], config["max_shift"])
-    mu = linear_mu(tokens, base=low, top=high) if shift is None else math.log(shift)
+    if shift is None and config["use_dynamic_shifting"]:
+        low = (config["base_image_seq_len"], config["base_shift"])
+        mu = linear_mu(tokens, base=low, top=(config["max_image_seq_len"], config["max_shift"]))
+    else:
+        mu = math.log(config["shift"] if shift is None else shift)
     sigmas = exponential_shift(base, mu)
     return stretch_to_terminal(sigmas, config["shift_terminal"]) if config["shift_terminal"] else sigmas
 
@@ -262,14 +233,3 @@ def encode_pixels(bundle: Bundle, pixels: torch.Tensor) -> torch.Tensor:
     latents = vae.encode(videos, return_dict=False)[0].mode()[:, :, 0]
     mean, std = latent_statistics(vae, latents)
     return (latents - mean) / std
-
-
-def check_scheduler(config: Mapping[str, Any]) -> None:
-    """`schedule` computes a table with a dynamic exponential shift, and no other."""
-    others = [name for name in _OTHER_TABLES if config[name]]
-    dynamic = config["use_dynamic_shifting"] and config["time_shift_type"] == "exponential"
-    if config["_class_name"] != "FlowMatchEulerDiscreteScheduler" or not dynamic or others:
-        raise ValueError(
-            "the schedule of this family is that of FlowMatchEulerDiscreteScheduler with a dynamic exponential shift, "
-            f"the checkpoint has {dict(config)}"
-        )

@@ -11,17 +11,15 @@ import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
 from unirl.models.diffusion.qwen_image import (
-    check_checkpoint,
-    check_scheduler,
     dynamic_sigmas,
     encode_pixels,
     explicit_mask,
     in_groups,
     latent_statistics,
-    sides,
 )
 from unirl.models.diffusion.qwen_image_edit import EditEmbedding
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size
 from unirl.sde.schedule import pin, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.batch import padded
@@ -92,7 +90,7 @@ class QwenImage21(DiffusionFamily):
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
         processor = load_picture_processor(Qwen3VLProcessor, processor_folder(self.checkpoint))
         pipeline = QwenImage21Pipeline.from_pretrained(self.checkpoint, dtype=dtypes, processor=processor).to(device)
-        check_scheduler(pipeline.scheduler.config)
+        check_euler(pipeline.scheduler.config, "use_dynamic_shifting", "shift_terminal")
         # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
         pipeline.vae.enable_slicing()
         frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
@@ -100,7 +98,9 @@ class QwenImage21(DiffusionFamily):
 
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
         pipeline = bundle.processors["pipeline"]
-        return pipeline.vae.config.z_dim, *sides(sampling, pipeline.vae_scale_factor, patch=2)
+        scale = pipeline.vae_scale_factor
+        check_size(sampling, 2 * scale)
+        return pipeline.vae.config.z_dim, sampling.height // scale, sampling.width // scale
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         pipeline = bundle.processors["pipeline"]
