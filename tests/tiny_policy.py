@@ -28,6 +28,7 @@ SMALL = TinySD3(layers=1, heads=1, head_dim=16, embedding_dim=16)
 # With beta1 = 0 the first moment of AdamW is the gradient of the last step.
 PLAIN = AdamW(lr=1e-3, betas=(0.0, 0.999))
 START = Progress(step=0, total=10)
+SAMPLING = DiffusionSamplingParams(steps=4, height=8, width=8, seed=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +85,8 @@ def rollout(
     **sampling: Any,
 ) -> Part:
     """`group` pictures of each prompt in 4 stochastic steps unless `sampling` says otherwise, without rewards."""
-    settings = {"steps": 4, "height": 8, "width": 8, "seed": 3, **sampling}
     roots = as_roots([PromptRow(prompt) for prompt in prompts], number)
-    request = Sample((roots,)).fork(group, DiffusionSamplingParams(**settings))
+    request = Sample((roots,)).fork(group, dataclasses.replace(SAMPLING, **sampling))
     return TrainsideEngine(backend, engine or Trainside()).generate(request).frontier
 
 

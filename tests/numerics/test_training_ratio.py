@@ -55,8 +55,10 @@ class CountsItsBatch(TinySD3):
     head_dim: int = SMALL.head_dim
     embedding_dim: int = SMALL.embedding_dim
 
-    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
-        return TinySD3.predict(self, bundle, latents, step, embedding) + 1e-3 * len(latents)
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+    ) -> torch.Tensor:
+        return TinySD3.predict(self, bundle, latents, step, embedding, guidance) + 1e-3 * len(latents)
 
 
 def with_log_probs(part: Part, log_probs: torch.Tensor) -> Part:

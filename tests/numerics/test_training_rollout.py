@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
-from tests.tiny_policy import SMALL, policy, rollout, trajectory
+from tests.tiny_policy import SAMPLING, SMALL, policy, rollout, trajectory
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.distributed.group.placement import Placement
+from unirl.models.base import Bundle
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.models.tiny import TinySD3
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
 from unirl.types.condition import Embedding
+from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -80,12 +83,13 @@ def test_each_distinct_prompt_is_encoded_once_and_reaches_its_own_rows() -> None
     seen: list[list[str]] = []
 
     class Listening(TinySD3):
-        def encode(self, bundle: Any, prompts: list[str]) -> Embedding:
-            seen.append(prompts)
-            return TinySD3.encode(self, bundle, prompts)
+        def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+            seen.append(prompts.required_texts)
+            return TinySD3.encode(self, bundle, prompts, sampling)
 
     backend = policy(Listening(**SMALL.__dict__))
-    conditions = DiffusionPipeline(backend.stage).encode(PROMPTS, negative_prompt="")
+    guided = dataclasses.replace(SAMPLING, guidance=4.5)
+    conditions = DiffusionPipeline(backend.stage).encode(Media(texts=PROMPTS), guided)
     assert seen == [["one", "a handwritten two", "three"], [""]]
     assert conditions.negative is not None
     tokens = conditions.positive.tokens
@@ -95,8 +99,7 @@ def test_each_distinct_prompt_is_encoded_once_and_reaches_its_own_rows() -> None
 
 
 def test_through_a_slab_the_engine_fills_the_request_it_was_given() -> None:
-    sampling = DiffusionSamplingParams(steps=4, height=8, width=8, seed=3)
-    request = Sample((as_roots([PromptRow("one"), PromptRow("two", {"answer": 2})], 0),)).fork(2, sampling)
+    request = Sample((as_roots([PromptRow("one"), PromptRow("two", {"answer": 2})], 0),)).fork(2, SAMPLING)
     with Placement(device="cpu").slab() as slab:
         backend = slab.spawn(
             FSDPBackend, SMALL, BackendConfig(), device=torch.device("cpu"), seed=0, total_steps=1, with_reference=False
@@ -105,7 +108,7 @@ def test_through_a_slab_the_engine_fills_the_request_it_was_given() -> None:
     assert filled.roots is request.roots
     assert filled.frontier.ids == request.frontier.ids
     assert filled.frontier.metadata == [{}, {}, {"answer": 2}, {"answer": 2}]
-    assert filled.frontier.sampling == sampling
+    assert filled.frontier.sampling == SAMPLING
     assert torch.equal(trajectory(filled.frontier).latents, trajectory(rollout(policy())).latents)
     media = filled.frontier.media
     assert media is not None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from unirl.data.lines import json_object, listing, read_lines
+from unirl.data.pictures import read_picture
 from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
@@ -22,10 +23,15 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class PromptRow:
-    """One prompt and what travels with it (answers, routing)."""
+    """One prompt and what travels with it.
+
+    metadata: answers, routing
+    pictures: files of source pictures (editing, image-to-video)
+    """
 
     prompt: str
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    pictures: tuple[Path, ...] = ()
 
 
 class PromptSource(ABC):
@@ -53,6 +59,7 @@ class ListedPrompts(PromptSource):
 class FilePrompts(PromptSource):
     """A text file with a prompt a line, or a `.jsonl` file of objects with a "prompt" and any other fields (metadata).
 
+    "pictures" is the list of a prompt's source pictures, as paths relative to the file.
     max_bad_share: malformed rows are an error by default; up to this share of them is skipped, and logged by reason
     """
 
@@ -86,7 +93,8 @@ class FilePrompts(PromptSource):
 
     @functools.cached_property
     def _parsed(self) -> tuple[list[PromptRow], list[str]]:
-        return read_lines(self.path, _json_row if self.path.suffix == ".jsonl" else _text_row)
+        read = functools.partial(_json_row, folder=self.path.parent)
+        return read_lines(self.path, read if self.path.suffix == ".jsonl" else _text_row)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +115,9 @@ class PromptSampler:
                 f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are: take 1 to "
                 f"{len(self.source)}"
             )
+        counts = sorted({len(row.pictures) for row in self.source})
+        if len(counts) > 1:
+            raise ValueError(f"all prompts must come with the same number of pictures, got {counts}")
 
     def draw(self, rollout: int) -> Part:
         """The roots of rollout `rollout`, with their ids."""
@@ -127,7 +138,10 @@ def as_roots(rows: list[PromptRow], rollout: int) -> Part:
     return Part(
         ids=[root_id(rollout, row) for row in range(len(rows))],
         metadata=[dict(row.metadata) for row in rows],
-        media=Media(texts=[row.prompt for row in rows]),
+        media=Media(
+            texts=[row.prompt for row in rows],
+            sources=[[read_picture(path) for path in row.pictures] for row in rows] if rows[0].pictures else None,
+        ),
     )
 
 
@@ -137,7 +151,7 @@ def _text_row(line: str) -> PromptRow:
     return PromptRow(line.strip())
 
 
-def _json_row(line: str) -> PromptRow:
+def _json_row(line: str, folder: Path) -> PromptRow:
     record = json_object(line)
     if "prompt" not in record:
         raise ValueError(f"the row has no 'prompt' (keys: {sorted(record)})")
@@ -146,7 +160,20 @@ def _json_row(line: str) -> PromptRow:
         raise ValueError(f"the prompt must be a string (got {type(prompt).__name__})")
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    return PromptRow(prompt, record)
+    return PromptRow(prompt, record, _pictures(record, folder))
+
+
+def _pictures(record: dict[str, Any], folder: Path) -> tuple[Path, ...]:
+    """Takes "pictures" out of `record`."""
+    match record.pop("pictures", []):
+        case list(names) if all(isinstance(name, str) for name in names):
+            paths = tuple(folder / name for name in names)
+        case other:
+            raise ValueError(f"pictures must be a list of paths (got {other!r})")
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"there is no picture {path}")
+    return paths
 
 
 def _refuse_empty(rows: list[PromptRow], name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from unirl.data.lines import json_object, listing, read_lines
+from unirl.data.pictures import read_picture
 from unirl.data.prompts import epoch_rows
 from unirl.types.media import Media
 from unirl.types.sample import Part
@@ -59,17 +60,12 @@ class ImageFolder(RecordSource):
         return len(self._rows)
 
     def load(self) -> Records:
-        import numpy as np
-        from PIL import Image
-
         pictures = []
         for path, _ in self._rows:
             try:
-                with Image.open(path) as picture:
-                    resized = picture.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)
+                pictures.append(read_picture(path, (self.size, self.size)))
             except OSError as error:
                 raise ValueError(f"{self.path}: {path} cannot be read as a picture ({error})") from error
-            pictures.append(torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1).float() / 255)
         return Records(torch.stack(pictures), [caption for _, caption in self._rows])
 
     @functools.cached_property

@@ -112,8 +112,12 @@ class DiffusionFamily(ABC):
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """One row a prompt, on the device: texts, and where the family takes them source pictures.
 
-        The caller passes distinct rows, and the negative prompt (beside the same pictures) in a call of its own.
+        The caller passes distinct rows, and the negative prompt (beside the same pictures) to `encode_negative`.
         """
+
+    def encode_negative(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        """`encode` for the unconditional branch; another one where prompts get an instruction that it lacks."""
+        return self.encode(bundle, prompts, sampling)
 
     @abstractmethod
     def guided(self, guidance: float) -> bool:
@@ -133,6 +137,19 @@ class DiffusionFamily(ABC):
         self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
     ) -> torch.Tensor:
         """The velocity that guidance makes of the two branches."""
+
+    def guide_at(
+        self,
+        conditional: torch.Tensor,
+        unconditional: torch.Tensor,
+        *,
+        latents: torch.Tensor,
+        step: Step,
+        embedding: Embedding,
+        guidance: float,
+    ) -> torch.Tensor:
+        """`guide` at the latents and the prompts that made the branches; a rule of its own where they matter to it."""
+        return self.guide(conditional, unconditional, step, guidance)
 
     @abstractmethod
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:

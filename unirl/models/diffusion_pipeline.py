@@ -41,7 +41,7 @@ class DiffusionPipeline:
             return Conditions(positive=positive)
         negative = dataclasses.replace(distinct, texts=[sampling.negative_prompt] * len(distinct))
         first_rows, row_of_negative = _distinct(negative)
-        encoded = family.encode(bundle, negative.select(first_rows), sampling)
+        encoded = family.encode_negative(bundle, negative.select(first_rows), sampling)
         return Conditions(positive=positive, negative=encoded.select([row_of_negative[row] for row in row_of]))
 
     def _fill(self, part: Part, conditions: Conditions, version: int) -> Part:

@@ -132,7 +132,11 @@ class DiffusionStage:
                 with torch.no_grad():
                     unconditional = self._branch(latents, step, conditions.negative, guidance)
                 conditional = self._branch(latents, step, conditions.positive, guidance)
-        return self.family.guide(conditional, unconditional, step, guidance), unconditional
+        embedding = conditions.positive
+        guided = self.family.guide_at(
+            conditional, unconditional, latents=latents, step=step, embedding=embedding, guidance=guidance
+        )
+        return guided, unconditional
 
     def _branch(self, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float) -> torch.Tensor:
         return self.family.predict(self.bundle, latents, step, embedding, guidance).float()

@@ -23,6 +23,8 @@ from unirl.observability.judges import EVAL, Evaluation, sort_evaluation
 from unirl.observability.metrics import SECONDS, read
 from unirl.observability.run_folder import RunFolder
 
+_MIME = {".webp": "image/webp", ".wav": "audio/wav"}
+_MOST_CLIP_BYTES = 8_000_000
 _TEMPLATE = "report.html.j2"
 _MOST_GRIDS = 8
 # What a figure is to the run.
@@ -54,6 +56,15 @@ class Picture:
     """A PNG file, inline."""
 
     caption: str
+    data: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A video or a sound, inline."""
+
+    caption: str
+    mime: str
     data: str
 
 
@@ -100,6 +111,7 @@ def _content(folder: RunFolder) -> dict[str, Any]:
         "time_card": time_card(history),
         "grids": [_picture(path) for path in shown],
         "grids_left_out": len(grids) - len(shown),
+        "clips": _clips(folder),
         "config": config,
         "facts": _facts(info, settings),
     }
@@ -227,6 +239,21 @@ def _before_after(folder: RunFolder, grids: list[Path]) -> list[Picture]:
         dataclasses.replace(before, caption=f"before ({before.caption})"),
         dataclasses.replace(after, caption=f"after ({after.caption})"),
     ]
+
+
+def _clips(folder: RunFolder) -> list[Clip]:
+    """Videos and sounds of the last evaluation, as far as they fit."""
+    found = sorted(path for path in folder.samples.glob("eval_*_prompt_*") if path.suffix in _MIME)
+    last = [path for path in found if path.name.split("_")[1] == found[-1].name.split("_")[1]]
+    clips, left = [], _MOST_CLIP_BYTES
+    for path in last:
+        left -= path.stat().st_size
+        if left < 0:
+            break
+        step, prompt = (int(part) for part in path.stem.removeprefix("eval_").split("_prompt_"))
+        data = base64.b64encode(path.read_bytes()).decode()
+        clips.append(Clip(f"step {step:,}, prompt {prompt + 1}", _MIME[path.suffix], data))
+    return clips
 
 
 def _picture(path: Path) -> Picture:

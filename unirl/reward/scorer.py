@@ -15,14 +15,20 @@ class ScorerInput:
 
     id:       lineage id; error messages name it
     prompt:   what the user asked for: the text of the root, also where a model rewrote it
-    image:    `(H, W, 3)` uint8, read-only, or None for text
-    text:     what a language model wrote, or None for pictures
+    image:    `(H, W, 3)` uint8, read-only, or None where there is no picture
+    video:    `(F, H, W, 3)` uint8, read-only, at `fps` frames a second, or None
+    audio:    `(channels, samples)` float32 in [-1, 1], at `audio_rate` samples a second, or None
+    text:     what a language model wrote, or None
     metadata: the dict of the prompt row (answers, targets)
     """
 
     id: str
     prompt: str
     image: np.ndarray | None = None
+    video: np.ndarray | None = None
+    fps: float | None = None
+    audio: np.ndarray | None = None
+    audio_rate: int | None = None
     text: str | None = None
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 

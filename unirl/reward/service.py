@@ -13,6 +13,7 @@ import math
 import numbers
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from unirl.distributed.group.dispatch import Dispatch
@@ -121,19 +122,31 @@ def scorer_inputs(sample: Sample) -> list[ScorerInput]:
     if part.media is None:
         raise ValueError("the frontier of the Sample is not filled: generate before scoring")
     prompt_of = dict(zip(sample.roots.ids, prompts.texts, strict=True))
-    images = None if part.media.images is None else to_uint8(part.media.images).numpy()
-    if images is not None:
-        images.setflags(write=False)  # what one scorer draws on, the next would see
+    media = part.media
+    images = None if media.images is None else _frozen(to_uint8(media.images))
+    videos = None if media.videos is None else [_frozen(to_uint8(video)) for video in media.videos]
+    audio = None if media.audio is None else _frozen(media.audio.float())
     return [
         ScorerInput(
             id=sample_id,
             prompt=prompt_of[ancestor_id(sample_id, 0)],
             image=None if images is None else images[row],
-            text=None if part.media.texts is None else part.media.texts[row],
+            video=None if videos is None else videos[row],
+            fps=media.fps,
+            audio=None if audio is None else audio[row],
+            audio_rate=media.audio_rate,
+            text=None if media.texts is None else media.texts[row],
             metadata=part.metadata[row],
         )
         for row, sample_id in enumerate(part.ids)
     ]
+
+
+def _frozen(values: torch.Tensor) -> np.ndarray:
+    """What one scorer draws on, the next would see."""
+    array = values.numpy()
+    array.setflags(write=False)
+    return array
 
 
 def set_measures(sample: Sample, measures: dict[str, SetMeasure]) -> dict[str, float]:
@@ -210,12 +223,17 @@ def _outcome(name: str, sample: ScorerInput, value: float) -> _Outcome:
 
 
 def _broken_pictures(part: Part) -> dict[int, _Outcome]:
-    """Rows whose picture is not finite: as uint8 it would look like any other picture."""
-    if part.media is None or part.media.images is None:
+    """Rows whose picture (video, sound) is not finite: as uint8 it would look like any other picture."""
+    if part.media is None:
         return {}
-    finite = torch.isfinite(part.media.images).flatten(1).all(1).tolist()
-    rows = [row for row, ok in enumerate(finite) if not ok]
-    return {row: _Outcome(math.nan, f"{part.ids[row]}: the picture is not finite") for row in rows}
+    kinds = {"picture": part.media.images, "video": part.media.videos, "sound": part.media.audio}
+    broken: dict[int, _Outcome] = {}
+    for kind, values in kinds.items():
+        finite = [] if values is None else torch.isfinite(values).flatten(1).all(1).tolist()
+        for row, ok in enumerate(finite):
+            if not ok:
+                broken[row] = _Outcome(math.nan, f"{part.ids[row]}: the {kind} is not finite")
+    return broken
 
 
 def _first(failures: dict[int, _Outcome]) -> _Outcome:

@@ -136,7 +136,7 @@ class Trainer(ABC):
             evaluation = self.evaluate()
         if evaluation is None:
             return {}
-        evaluation.save_pictures(folder, done)
+        evaluation.save_media(folder, done)
         return evaluation.metrics
 
     def _record(

@@ -112,6 +112,12 @@ class DiffusionConfig(CommonConfig):
             raise ValueError(f"{name} samples with the {wanted} weights: set rollout.weights={wanted}, got {given}")
         if needs.ema_rollout and self.train.backend.ema is None:
             raise ValueError(f"{name} samples with EMA weights: set train.backend.ema")
+        ema, updates = self.train.backend.ema, self.train.geometry.num_updates_per_batch
+        if needs.ema_rollout and ema is not None and ema.unit == "optimizer_step" and updates > 1:
+            raise ValueError(
+                f"{name} trains against the EMA weights, which must not move in the {updates} updates on a rollout: "
+                "set train.backend.ema.unit=rollout, or train.geometry.num_updates_per_batch=1"
+            )
         if needs.trajectory and not self.sampling.resolve_sde_indices(0):
             raise ValueError(
                 f"{name} trains on stochastic steps, but sampling picks none (noise_level={self.sampling.noise_level}, "

@@ -11,16 +11,19 @@ from unirl.data.prompts import PromptSource, as_roots
 from unirl.distributed.group.handle import Handle
 from unirl.models.base import DiffusionFamily
 from unirl.observability.atomic import replace_file
+from unirl.observability.clips import stills, write_clips
 from unirl.observability.grids import before_after, save_grid
 from unirl.observability.judges import EVAL
 from unirl.observability.run_folder import RunFolder
 from unirl.reward.scorer import Scorer, SetMeasure
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer, set_measures
 from unirl.trainer.run import RunConfig
+from unirl.types.media import Media
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.seed import derive_seed
 
+_CLIPS = 4  # prompts of which an evaluation of videos or sounds keeps a file
 TOTAL = "reward"  # `eval/reward` is the weighted sum
 
 
@@ -89,35 +92,39 @@ class EvalConfig:
 class Evaluation:
     """What an evaluation found.
 
-    metrics:  `eval/...` figures
-    pictures: `(P * S, 3, H, W)`, S samples of each of the P prompts, siblings next to each other
-    rewards:  `(P * S,)` of the pictures
-    prompts:  P texts
+    metrics: `eval/...` figures
+    media:   what is shown: S samples of each of the P prompts, siblings next to each other
+    rewards: `(P * S,)` of these
+    prompts: P texts
     """
 
     metrics: dict[str, float]
-    pictures: torch.Tensor | None
+    media: Media
     rewards: torch.Tensor
     prompts: list[str]
 
-    def save_pictures(self, folder: RunFolder, step: int) -> None:
-        """A grid with one prompt a column and one noise a row, and the first evaluation's pictures above these."""
+    def save_media(self, folder: RunFolder, step: int) -> None:
+        """A grid with a prompt a column and a noise a row, the first evaluation's pictures above these, and clips."""
         from safetensors.torch import load_file, save
 
-        if self.pictures is None:
+        samples = len(self.rewards) // len(self.prompts)
+        for prompt in range(min(len(self.prompts), _CLIPS)):
+            write_clips(self.media, prompt * samples, folder.samples / f"eval_{step:06d}_prompt_{prompt}")
+        pictures = stills(self.media)
+        if pictures is None:
             return
-        shape = (len(self.prompts), len(self.pictures) // len(self.prompts))
-        by_noise = self.pictures.unflatten(0, shape).transpose(0, 1).flatten(0, 1)
+        shape = (len(self.prompts), samples)
+        by_noise = pictures.unflatten(0, shape).transpose(0, 1).flatten(0, 1)
         rewards = self.rewards.unflatten(0, shape).T.flatten().tolist()
         save_grid(
             by_noise, folder.samples / f"eval_{step:06d}.png", columns=shape[0], captions=self.prompts, rewards=rewards
         )
         first = folder.samples / "before.safetensors"
         if step == 0:
-            replace_file(first, save({"pictures": self.pictures.contiguous()}))
+            replace_file(first, save({"pictures": pictures.contiguous()}))
         elif first.exists():
             before = load_file(first)["pictures"]
-            before_after(before, self.pictures, folder.before_after, prompts=self.prompts)
+            before_after(before, pictures, folder.before_after, prompts=self.prompts)
 
 
 def judge(sample: Sample, judges: Handle[RewardService], config: EvalConfig) -> Evaluation:
@@ -134,5 +141,4 @@ def judge(sample: Sample, judges: Handle[RewardService], config: EvalConfig) -> 
     assert prompts is not None
     assert prompts.texts is not None
     shown = [row for row in range(len(scores)) if row % config.samples_per_prompt < config.pictures]
-    pictures = None if media.images is None else media.images[shown]
-    return Evaluation(metrics, pictures, scores.total[shown], prompts.texts)
+    return Evaluation(metrics, media.select(shown), scores.total[shown], prompts.texts)

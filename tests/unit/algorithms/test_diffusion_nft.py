@@ -9,9 +9,12 @@ import torch
 from tests.tiny_policy import SMALL, context, policy, rewarded, rollout, rows_of, train, trajectory
 from unirl.algorithms.base import AlgorithmOutput, Needs
 from unirl.algorithms.diffusion_nft import DiffusionNFT
+from unirl.models.base import Bundle
 from unirl.models.tiny import TinySD3
+from unirl.sde.steps import Step
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
+from unirl.types.condition import Embedding
 from unirl.types.sample import Part
 from unirl.types.steps import NoSteps
 
@@ -59,9 +62,11 @@ def drawn(backend: FSDPBackend, part: Part) -> torch.Tensor:
 
     @dataclasses.dataclass(frozen=True)
     class Watching(TinySD3):
-        def predict(self, bundle: Any, latents: torch.Tensor, step: Any, embedding: Any) -> torch.Tensor:
+        def predict(
+            self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+        ) -> torch.Tensor:
             seen.append((latents.unflatten(0, (len(part), -1)), step.sigma.unflatten(0, (len(part), -1))))
-            return SMALL.predict(bundle, latents, step, embedding)
+            return SMALL.predict(bundle, latents, step, embedding, guidance)
 
     stage = dataclasses.replace(backend.stage, family=Watching(**SMALL.__dict__))
     FREE.loss(dataclasses.replace(context(backend), stage=stage), part, slice(None), None)

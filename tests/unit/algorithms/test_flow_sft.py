@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_policy import context, last_gradient, policy, relative_difference, rows_of, train
+from tests.tiny_policy import SAMPLING, context, last_gradient, policy, relative_difference, rows_of, train
 from unirl.algorithms.base import Needs
 from unirl.algorithms.flow_sft import FlowSFT
 from unirl.data.records import Records, RecordSampler
@@ -18,7 +18,7 @@ RECORDS = Records(torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed
 
 
 def batch(backend: FSDPBackend, number: int = 0) -> Part:
-    return SupervisedEncoder(backend).encode(RecordSampler(RECORDS, 8, seed=0).draw(number))
+    return SupervisedEncoder(backend, SAMPLING).encode(RecordSampler(RECORDS, 8, seed=0).draw(number))
 
 
 def losses(backend: FSDPBackend, part: Part, algorithm: FlowSFT) -> torch.Tensor:

@@ -66,8 +66,10 @@ class TwoBranches(TinySD3):
         bundle.transformer.register_parameter("branch", torch.nn.Parameter(torch.zeros(1, self.size, self.size)))
         return bundle
 
-    def predict(self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> torch.Tensor:
-        velocity = TinySD3.predict(self, bundle, latents, step, embedding)
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+    ) -> torch.Tensor:
+        velocity = TinySD3.predict(self, bundle, latents, step, embedding, guidance)
         nine = (embedding.tokens == self.vocabulary.index("nine") + 1).any(1)
         if not nine.any():
             return velocity
