@@ -16,6 +16,7 @@ from unirl.observability.metrics import read
 from unirl.trainer.base import CommonConfig, Trainer
 from unirl.trainer.evaluation import Evaluation
 from unirl.trainer.run import LoggingConfig, RunConfig
+from unirl.types.media import Media
 from unirl.types.metric import Metrics, mean
 
 
@@ -58,7 +59,7 @@ class Counting(Trainer):
     def evaluate(self) -> Evaluation | None:
         noise = draws()
         metrics = {"eval/reward": self.events.scores[self.done], "eval/noise": noise[0]}
-        return Evaluation(metrics, None, torch.zeros(0), [])
+        return Evaluation(metrics, Media(texts=["a number"]), torch.zeros(1), ["count"])
 
     def evaluation_due(self, done: int) -> bool:
         return done in self.events.scores

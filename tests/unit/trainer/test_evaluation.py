@@ -113,18 +113,18 @@ def test_figures_are_means_over_the_samples_that_could_be_scored() -> None:
 def test_the_first_pictures_of_each_prompt_are_kept_with_their_rewards() -> None:
     found = evaluated([0.0, 0.2, 0.4, 0.2, 0.6, 0.8], pictures=2)
     assert found.prompts == ["a seven", "a zero"]
-    assert found.pictures is not None
-    assert found.pictures[:, 0, 0, 0].tolist() == pytest.approx([0.0, 0.2, 0.2, 0.6])
+    assert found.media.images is not None
+    assert found.media.images[:, 0, 0, 0].tolist() == pytest.approx([0.0, 0.2, 0.2, 0.6])
     assert found.rewards.tolist() == pytest.approx([0.0, 0.4, 0.4, 1.2])
     assert evaluated([0.0, 0.2, 0.4, 0.6], pictures=9).rewards.shape == (4,)
 
 
 def test_grids_are_written_and_the_pictures_before_training_stay_the_first(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "run")
-    evaluated([0.1, 0.3, 0.5, 0.7]).save_pictures(folder, 0)
+    evaluated([0.1, 0.3, 0.5, 0.7]).save_media(folder, 0)
     assert not folder.before_after.exists()
     before = (folder.samples / "before.safetensors").read_bytes()
-    evaluated([0.9, 0.9, 0.9, 0.9]).save_pictures(folder, 5)
+    evaluated([0.9, 0.9, 0.9, 0.9]).save_media(folder, 5)
     assert (folder.samples / "before.safetensors").read_bytes() == before
     assert sorted(path.name for path in folder.samples.glob("*.png")) == [
         "before_after.png",
