@@ -284,7 +284,7 @@ NAMES = [
     bad(SFT, "run.keep_best=2", "eval=null", told=("by eval/reward, a figure of the evaluation: set eval, or",)),
     bad(DIGITS, "run.keep_best=1", "run.save_every=30", told=("run.save_every=30 and eval.every=20 most are not",)),
     bad("diffusion/digit", told=("recipe diffusion/digit: not a shipped one", "did you mean diffusion/digits")),
-    bad("none.yaml", told=("recipe none.yaml: there is no such file; shipped ones: diffusion/digits",)),
+    bad("none.yaml", told=("recipe none.yaml: there is no such file; shipped ones: ",)),
     bad(DIGITS, "domain=ar", told=("domain: unknown value 'ar' (str); known: diffusion, sft",)),
 ]  # fmt: skip
 

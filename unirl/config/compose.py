@@ -44,6 +44,13 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return cast(dict[str, Any], data)
 
 
+def text_setting(key: str, value: object) -> str:
+    """The override that sets `key` to `str(value)`, whatever characters that holds."""
+    # Inside quotes Hydra reads a backslash as itself, but before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
+    return f"{key}='{escaped}'"
+
+
 def composed_yaml(recipe: str, overrides: Sequence[str] = ()) -> str:
     """The composed recipe as YAML, interpolations as they are written."""
     with _errors_of(recipe):
@@ -82,7 +89,9 @@ def _as_hydra(text: str, groups: set[str]) -> str:
     try:
         [override] = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
-        raise ConfigError(f"override '{text}': {_said(error)}; write key=value") from error
+        raise ConfigError(
+            f"override '{text}': {_said(error)}; write key=value, and text of special characters as key='text'"
+        ) from error
     key = override.key_or_group
     if re.match(r"hydra\b", key):
         raise ConfigError(f"override '{text}': Hydra's own settings have no effect here; leave it out")

@@ -118,6 +118,16 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.info} cannot be read ({error}); without its seed the run cannot go on") from error
 
+    def _read_config(self) -> Mapping[str, Any]:
+        try:
+            recipe = yaml.safe_load(self.config.read_text())
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{self.config} cannot be read ({reason}); choose another run.name") from error
+        if not isinstance(recipe, Mapping):
+            raise ValueError(f"{self.config} holds no recipe; choose another run.name, or delete the folder")
+        return recipe
+
     def refuse_other(self, config: Mapping[str, Any]) -> None:
         """Raise ValueError where the folder holds another recipe than `config`, or is no run at all. Writes nothing."""
         if not self.config.exists():
@@ -130,7 +140,7 @@ class RunFolder:
                     f"choose another run.name, or delete the folder"
                 )
             return
-        differing = changed_keys(yaml.safe_load(self.config.read_text()), config)
+        differing = changed_keys(self._read_config(), config)
         if differing:
             listed = "; ".join(f"{key}: {there} there, {here} here" for key, (there, here) in differing.items())
             raise ValueError(

@@ -68,7 +68,7 @@ class EvalConfig:
         return Sample((as_roots(list(self.prompts.rows()), 0),)).fork(self.samples_per_prompt, own_stream)
 
     def judges(self, reward: RewardConfig) -> RewardConfig:
-        """The reward's scorers and the held-out ones; none of them stops the run."""
+        """The reward's scorers and the held-out ones. Failures stop the run only where no sample has a reward."""
         both = sorted(set(reward.scorers) & set(self.scorers))
         if both:
             raise ValueError(f"eval.scorers {both} carry the name of a reward scorer; give them names of their own")

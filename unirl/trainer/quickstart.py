@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from unirl.config.compose import text_setting
 from unirl.config.run import load_recipe
 from unirl.observability.metrics import read
 from unirl.trainer.diffusion import DiffusionTrainer
@@ -45,11 +46,12 @@ class Outcome:
 
 def run_quickstart(output: Path, seed: int) -> Outcome:
     """Both stages under `output`, each resumable; a finished stage is not done again."""
-    common = [f"run.output={output}", f"run.seed={seed}"]
+    common = [text_setting("run.output", output), f"run.seed={seed}"]
     base_run = SFTTrainer(load_recipe("sft/digits", [*common, "run.name=base"])).fit()
     base = output / "base-model"
     if not base.exists():
         export_run(base_run, base)
-    run = DiffusionTrainer(load_recipe("diffusion/digits", [*common, "run.name=rl", f"model.checkpoint={base}"])).fit()
+    recipe = load_recipe("diffusion/digits", [*common, "run.name=rl", text_setting("model.checkpoint", base)])
+    run = DiffusionTrainer(recipe).fit()
     evaluations = [line for line in read(run / "metrics.jsonl") if "eval/reward" in line]
     return Outcome(before=evaluations[0], after=evaluations[-1], report=run / "report.html")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from unirl.config.compose import compose, composed_yaml
+from unirl.config.compose import compose, composed_yaml, text_setting
 from unirl.config.error import ConfigError
 from unirl.config.recipes import shipped_recipes
 
@@ -74,6 +74,13 @@ def test_a_run_that_is_continued_keeps_the_seed_it_drew(write: Write, tmp_path: 
 
 def test_a_seed_that_a_recipe_does_not_mention_is_drawn_too(write: Write) -> None:
     assert type(compose(write("domain: sft\nrun: {name: x}"))["run"]["seed"]) is int
+
+
+@pytest.mark.parametrize(
+    "text", ["a b", "a,b", "a=b", "it's", "{x}", "[1]", "~/ü", "1", "null", "a#b:c", 'say "a"', ""]
+)
+def test_any_text_can_be_set(text: str, write: Write) -> None:
+    assert compose(write(PLAIN), [text_setting("run.name", text)])["run"]["name"] == text
 
 
 def test_an_environment_variable_is_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
