@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 DOMAINS := diffusion sft
 RECIPES := $(foreach domain,$(DOMAINS),$(wildcard unirl/recipes/$(domain)/*.yaml))
 
-.PHONY: help quickstart check lint types imports house recipes test test-slow bench clean
+.PHONY: help quickstart check lint types imports house recipes test test-slow bench docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -52,6 +52,9 @@ test-slow: $(VENV)/installed-dev  ## the tests that take minutes (the quickstart
 
 bench: $(VENV)/installed-dev  ## the figures of the README, measured on this machine
 	$(BIN)/python -m benchmarks.run
+
+docs: $(VENV)/installed  ## write docs/models.md anew
+	$(BIN)/python -m unirl.models.catalogue
 
 clean:  ## remove the environment and all caches, not the runs
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

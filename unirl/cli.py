@@ -40,6 +40,15 @@ def recipes(name: str | None) -> None:
         print(f"{recipe:<{width}}  {description}")
 
 
+def models(name: str | None) -> None:
+    """List the model families, or show all about one and its settings."""
+    prepare_process()
+    from unirl.models.catalogue import details, overview
+
+    with refusals():
+        print(overview() if name is None else details(name), end="")
+
+
 def train(recipe: str, overrides: list[str]) -> int:
     """Start a run, or continue it."""
     prepare_process()
@@ -129,6 +138,7 @@ COMMANDS = {
     "train": Command(train, (RECIPE, OVERRIDES)),
     "check": Command(check, (RECIPE, OVERRIDES)),
     "recipes": Command(recipes, (Argument("name", {"nargs": "?", "help": "show this recipe as it is composed"}),)),
+    "models": Command(models, (Argument("name", {"nargs": "?", "help": "show all about this family, such as SD3"}),)),
     "sample": Command(
         sample,
         (
