@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -117,7 +118,7 @@ class Bare:
         family = SD3(checkpoint=str(checkpoint), max_sequence_length=TEXT)
         bundle = family.load(torch.device("cpu"), torch.float32)
         inject(bundle.transformer, LoRA(rank=32, alpha=64), family.lora_targets, 0)
-        self._transformer = bundle.transformer
+        self.transformer = bundle.transformer
         trainable = [parameter for parameter in bundle.transformer.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.0, fused=True)
         sampling = DiffusionSamplingParams(steps=work.steps, height=SIDE, width=SIDE)
@@ -136,7 +137,7 @@ class Bare:
 
     def step(self) -> None:
         """The whole step, the decoding of pictures included."""
-        latents = bare_step(self._transformer, self._optimizer, self._embeddings, self._sigmas, self._shape, self._work)
+        latents = bare_step(self.transformer, self._optimizer, self._embeddings, self._sigmas, self._shape, self._work)
         with torch.no_grad():
             self._decode(latents)
 
@@ -183,13 +184,20 @@ def _model_seconds(transformer: torch.nn.Module) -> Iterator[list[float]]:
             hook.remove()
 
 
-def measure(checkpoint: Path, work: Workload, repeats: int = 3) -> tuple[Cost, Cost]:
-    """The product's cost and the bare loop's, in this order."""
+def measure(side: Literal["product", "bare"], checkpoint: Path, work: Workload, repeats: int) -> Cost:
+    """What one side takes for a step, in this process."""
+    import diffusers
+    import transformers
+
+    torch.set_num_threads(1)
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    if side == "bare":
+        bare = Bare(checkpoint, work)
+        return cost(bare.step, bare.transformer, repeats)
     with Placement(device="cpu").slab() as slab:
         product = Product(slab, checkpoint, work)
-        ours = cost(product.step, _transformer_of(product), repeats)
-    bare = Bare(checkpoint, work)
-    return ours, cost(bare.step, bare._transformer, repeats)  # noqa: SLF001 - the yardstick looks inside
+        return cost(product.step, _transformer_of(product), repeats)
 
 
 def _transformer_of(product: Product) -> torch.nn.Module:

@@ -16,10 +16,12 @@ from tests.families.tiny import autoencoder, clip_config, clip_tokenizer, redraw
 SIDE = 32  # pixels of the default sample
 
 
-def write_pipeline(folder: Path, *, with_t5: bool = True, layers: int = 2, width: int = 32, seed: int = 0) -> Path:
-    """Write the pipeline to `folder` and return it. layers, width: of the transformer (width a multiple of 8)."""
+def write_pipeline(
+    folder: Path, *, with_t5: bool = True, layers: int = 2, width: int = 32, head_dim: int = 8, seed: int = 0
+) -> Path:
+    """Write the pipeline to `folder` and return it. layers, width (a multiple of head_dim): of the transformer."""
     parts: dict[str, Any] = {
-        "transformer": _transformer(layers, width),
+        "transformer": _transformer(layers, width, head_dim),
         "vae": autoencoder(),
         "text_encoder": CLIPTextModelWithProjection(clip_config(width=8)),
         "text_encoder_2": CLIPTextModelWithProjection(clip_config(width=16)),
@@ -33,15 +35,15 @@ def write_pipeline(folder: Path, *, with_t5: bool = True, layers: int = 2, width
     return folder
 
 
-def _transformer(layers: int, width: int) -> SD3Transformer2DModel:
+def _transformer(layers: int, width: int, head_dim: int) -> SD3Transformer2DModel:
     return SD3Transformer2DModel(
         sample_size=SIDE // 2,
         patch_size=2,
         in_channels=4,
         out_channels=4,
         num_layers=layers,
-        attention_head_dim=8,
-        num_attention_heads=width // 8,
+        attention_head_dim=head_dim,
+        num_attention_heads=width // head_dim,
         joint_attention_dim=32,
         caption_projection_dim=width,
         pooled_projection_dim=8 + 16,
