@@ -17,6 +17,7 @@ from tests.families.conftest import ALL
 from unirl.models.base import Bundle, DiffusionFamily
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.models.diffusion_stage import DiffusionStage
+from unirl.sde.elements import Elements
 from unirl.sde.noise import initial_noise
 from unirl.sde.strategy import euler_step
 from unirl.train.export import write_export
@@ -61,11 +62,13 @@ def walk(family: DiffusionFamily, bundle: Bundle, case: Case) -> Walk:
     with torch.no_grad():
         conditions = DiffusionPipeline(stage).encode(case.prompts, sampling)
         schedule = family.schedule(bundle, sampling)
-        x = start(family, bundle, case)
+        elements = Elements(conditions.positive.weights, conditions.positive.given)
+        x = elements.pin(start(family, bundle, case))
         latents = []
         for index in range(len(schedule)):
             step = schedule.at(torch.full((len(x),), index))
-            x = euler_step(x, stage.predict(x, step, conditions, sampling.guidance, rollout=True)[0], step)
+            velocity = stage.predict(x, step, conditions, sampling.guidance, rollout=True)[0]
+            x = elements.pin(euler_step(x, velocity, step))
             latents.append(x)
         return Walk(schedule.sigmas, latents, family.decode(bundle, x, sampling))
 
@@ -145,16 +148,16 @@ def test_conditions_split_and_join_without_a_trace(case: Case, checkpoint: Path)
 def test_lora_wraps_every_target_and_each_gets_a_gradient(case: Case, checkpoint: Path) -> None:
     family = case.family(checkpoint)
     bundle = family.load(CPU, torch.float32)
-    inject(bundle.transformer, LoRA(rank=2, alpha=4), family.lora_targets, seed=0)
+    inject(bundle.trained, LoRA(rank=2, alpha=4), family.lora_targets, seed=0)
     replayed(case, stage_of(family, bundle)).sum().backward()
     without = [
         name
-        for name, parameter in bundle.transformer.named_parameters()
+        for name, parameter in bundle.trained.named_parameters()
         # A is multiplied by a B that starts at 0: only B has a gradient at first.
         if "lora_B" in name and (parameter.grad is None or not parameter.grad.any())
     ]
     assert all(any(ending in name for ending in case.silent) for name in without), without
-    assert any("lora_B" in name for name, _ in bundle.transformer.named_parameters())
+    assert any("lora_B" in name for name, _ in bundle.trained.named_parameters())
 
 
 def test_gradient_checkpointing_changes_no_gradient(case: Case, checkpoint: Path) -> None:
@@ -162,11 +165,11 @@ def test_gradient_checkpointing_changes_no_gradient(case: Case, checkpoint: Path
     found = []
     for recompute in (False, True):
         bundle = family.load(CPU, torch.float32)
-        bundle.transformer.requires_grad_(True)
+        bundle.trained.requires_grad_(True)
         if recompute:
             family.recompute_blocks(bundle)
         replayed(case, stage_of(family, bundle)).sum().backward()
-        found.append({n: p.grad for n, p in bundle.transformer.named_parameters() if p.grad is not None})
+        found.append({n: p.grad for n, p in bundle.trained.named_parameters() if p.grad is not None})
     assert found[0].keys() == found[1].keys()
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-7)

@@ -119,7 +119,9 @@ class DiffusionAlgorithm(ABC):
         outputs = []
         for columns, anchor in zip(self._forwards(part, replay_batch), anchors, strict=True):
             output = self.loss(context, part, columns, anchor)
-            (output.losses.sum() / terms).backward()
+            # Of a pair of experts the one that is not trained may have made all of these steps: no weight, no gradient.
+            if output.losses.requires_grad:
+                (output.losses.sum() / terms).backward()
             outputs.append(output)
         return _reduce(outputs)
 

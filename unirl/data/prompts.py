@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unirl.data.lines import json_object, listing, read_lines
-from unirl.data.pictures import read_picture
+from unirl.data.pictures import Picture, PictureFile
 from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
@@ -23,15 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class PromptRow:
-    """One prompt and what travels with it.
+    """One prompt and what travels with it (answers, routing).
 
-    metadata: answers, routing
-    pictures: files of source pictures (editing, image-to-video)
+    pictures: that it comes with (editing, image-to-video)
     """
 
     prompt: str
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
-    pictures: tuple[Path, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 class PromptSource(ABC):
@@ -93,7 +92,7 @@ class FilePrompts(PromptSource):
 
     @functools.cached_property
     def _parsed(self) -> tuple[list[PromptRow], list[str]]:
-        read = functools.partial(_json_row, folder=self.path.parent)
+        read = functools.partial(_json_row, self.path.parent)
         return read_lines(self.path, read if self.path.suffix == ".jsonl" else _text_row)
 
 
@@ -134,14 +133,12 @@ def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...])
 
 
 def as_roots(rows: list[PromptRow], rollout: int) -> Part:
-    """Prompt rows as the first Part of a Sample."""
+    """Prompt rows as the first Part of a Sample; its pictures are read now."""
+    sources = [[picture.pixels() for picture in row.pictures] for row in rows]
     return Part(
         ids=[root_id(rollout, row) for row in range(len(rows))],
         metadata=[dict(row.metadata) for row in rows],
-        media=Media(
-            texts=[row.prompt for row in rows],
-            sources=[[read_picture(path) for path in row.pictures] for row in rows] if rows[0].pictures else None,
-        ),
+        media=Media(texts=[row.prompt for row in rows], sources=sources if any(sources) else None),
     )
 
 
@@ -151,7 +148,7 @@ def _text_row(line: str) -> PromptRow:
     return PromptRow(line.strip())
 
 
-def _json_row(line: str, folder: Path) -> PromptRow:
+def _json_row(folder: Path, line: str) -> PromptRow:
     record = json_object(line)
     if "prompt" not in record:
         raise ValueError(f"the row has no 'prompt' (keys: {sorted(record)})")
@@ -160,20 +157,13 @@ def _json_row(line: str, folder: Path) -> PromptRow:
         raise ValueError(f"the prompt must be a string (got {type(prompt).__name__})")
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    return PromptRow(prompt, record, _pictures(record, folder))
-
-
-def _pictures(record: dict[str, Any], folder: Path) -> tuple[Path, ...]:
-    """Takes "pictures" out of `record`."""
-    match record.pop("pictures", []):
-        case list(names) if all(isinstance(name, str) for name in names):
-            paths = tuple(folder / name for name in names)
-        case other:
-            raise ValueError(f"pictures must be a list of paths (got {other!r})")
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"there is no picture {path}")
-    return paths
+    names = record.pop("pictures", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"the pictures must be a list of file names (got {names!r})")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"there is no such picture ({missing} in {folder})")
+    return PromptRow(prompt, record, tuple(PictureFile(folder / name) for name in names))
 
 
 def _refuse_empty(rows: list[PromptRow], name: str) -> None:

@@ -20,9 +20,10 @@ from unirl.types.sampling import DiffusionSamplingParams
 class Bundle:
     """A loaded model: a container without a life of its own.
 
-    transformer: the module that is trained
+    transformer: the module that predicts
     frozen:      the other modules by name (text encoders, autoencoder)
     processors:  what is no module: tokenizers, a scheduler's config, the pipeline that encodes and saves
+    part:        the part of the transformer that is trained, where the rest of it stays as it is; None for all of it
 
     All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
@@ -30,11 +31,17 @@ class Bundle:
     transformer: torch.nn.Module
     frozen: dict[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
     processors: dict[str, Any] = dataclasses.field(default_factory=dict)
+    part: torch.nn.Module | None = None
 
     def __post_init__(self) -> None:
         for module in (self.transformer, *self.frozen.values()):
             module.eval()
             module.requires_grad_(False)
+
+    @property
+    def trained(self) -> torch.nn.Module:
+        """What optimizer, adapters and exports see of the transformer."""
+        return self.transformer if self.part is None else self.part
 
     @property
     def device(self) -> torch.device:
@@ -166,6 +173,10 @@ class DiffusionFamily(ABC):
     @abstractmethod
     def save(self, bundle: Bundle, folder: Path) -> None:
         """Write what `load` (and, for a published family, diffusers) reads back."""
+
+    def adapter_files(self, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+        """The adapter of the trained module as the files that diffusers loads, by name: one for each transformer."""
+        return {"pytorch_lora_weights.safetensors": weights}
 
 
 def classifier_free(conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:

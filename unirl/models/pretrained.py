@@ -28,19 +28,21 @@ _OTHER_TABLES = (
 )
 
 
-def check_checkpoint(checkpoint: str, pipeline: str) -> None:
-    """ValueError unless `checkpoint` is a hub id, or a folder that holds a saved `pipeline` (its class name)."""
+def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index.json") -> None:
+    """ValueError unless `checkpoint` is a hub id, or a folder that holds one of the saved `pipelines` (class names).
+
+    index: the file that says which class; `modular_model_index.json` for a modular pipeline
+    """
     folder = Path(checkpoint)
     if not folder.is_dir():
         if not _HUB_ID.fullmatch(checkpoint):
             raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name)")
         return
-    index = folder / "model_index.json"
-    if not index.is_file():
-        raise ValueError(f"checkpoint {checkpoint} holds no model_index.json: it is not a diffusers pipeline")
-    found = json.loads(index.read_text())["_class_name"]
-    if found != pipeline:
-        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {pipeline}")
+    if not (folder / index).is_file():
+        raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
+    found = json.loads((folder / index).read_text())["_class_name"]
+    if found not in pipelines:
+        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")
 
 
 def check_euler(config: Mapping[str, Any], *read: str, time_shift: str = "exponential") -> None:

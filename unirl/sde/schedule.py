@@ -32,6 +32,18 @@ def linear_mu(tokens: int, *, base: tuple[int, float], top: tuple[int, float]) -
     return base[1] + (tokens - base[0]) * (top[1] - base[1]) / (top[0] - base[0])
 
 
+def flux2_mu(tokens: int, steps: int) -> float:
+    """mu of FLUX.2: fits to `tokens` (image tokens) at 10 and at 200 steps, and the line between them.
+
+    Beyond 4300 tokens the fit of 200 steps holds for any number of them. Constants of black-forest-labs/flux2.
+    """
+    at_200 = 0.00016927 * tokens + 0.45666666
+    if tokens > 4300:
+        return at_200
+    at_10 = 8.73809524e-05 * tokens + 1.89833333
+    return at_200 + (steps - 200) * (at_200 - at_10) / 190
+
+
 def stretch_to_terminal(sigmas: torch.Tensor, terminal: float) -> torch.Tensor:
     """Stretch `1 - s` so that the last sigma is `terminal`. One step leaves nothing to stretch and is refused."""
     if len(sigmas) < 2:

@@ -15,8 +15,8 @@ def write_export(stage: DiffusionStage, lora: LoRA | None, folder: Path) -> None
     """Write the present weights of `stage` to `folder`, which must be new or empty; it is complete or not there.
 
     Without `lora` the family's own folder (`family.save`). With it a peft adapter, which
-    `PeftModel.from_pretrained(transformer, folder)` loads, and where the family is a diffusers pipeline also
-    `pytorch_lora_weights.safetensors`, which `pipeline.load_lora_weights(folder)` loads.
+    `PeftModel.from_pretrained(transformer, folder)` loads, and where the family is a diffusers pipeline that loads
+    adapters also `pytorch_lora_weights.safetensors`, which `pipeline.load_lora_weights(folder)` loads.
     """
     refuse_taken(folder)
     folder = folder.absolute()
@@ -38,16 +38,20 @@ def refuse_taken(folder: Path) -> None:
 
 
 def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:
+    from diffusers.loaders.lora_base import LoraBaseMixin
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    module, processors = stage.bundle.transformer, stage.bundle.processors
+    module, processors = stage.bundle.trained, stage.bundle.processors
     weights = {name: value.detach().cpu() for name, value in get_peft_model_state_dict(module).items()}
     config = adapter_config(lora, stage.family.lora_targets)
     config.inference_mode = True
     if "pipeline" in processors:
-        config.base_model_name_or_path = processors["pipeline"].name_or_path
-        processors["pipeline"].save_lora_weights(folder, transformer_lora_layers=_scaled(weights, lora))
+        pipeline, loads_adapters = processors["pipeline"], isinstance(processors["pipeline"], LoraBaseMixin)
+        config.base_model_name_or_path = pipeline.name_or_path
+        if loads_adapters:
+            for file, layers in stage.family.adapter_files(_scaled(weights, lora)).items():
+                pipeline.save_lora_weights(folder, transformer_lora_layers=layers, weight_name=file)
     config.save_pretrained(str(folder))
     named = {f"base_model.model.{name}": value for name, value in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})

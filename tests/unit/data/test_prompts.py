@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from unirl.data.prompts import FilePrompts, ListedPrompts, PromptRow, PromptSampler, as_roots, epoch_rows
 from unirl.types.reward import Scores
@@ -212,3 +213,32 @@ def test_metadata_travels_with_its_row_and_is_not_shared_with_the_source() -> No
     assert roots.metadata == [{"answer": 1}, {"answer": 2}]
     roots.metadata[0]["answer"] = 9
     assert source[0].metadata == {"answer": 1}
+
+
+def test_pictures_are_files_beside_the_jsonl_file_and_sources_of_the_root(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 2), (255, 0, 51)).save(tmp_path / "a.png")
+    path = prompt_file(tmp_path, '{"prompt": "a red cat", "pictures": ["a.png", "a.png"]}', '{"prompt": "a dog"}')
+    rows = FilePrompts(path).rows()
+    media = as_roots(list(rows), 0).media
+    assert rows[0].metadata == {}
+    assert media is not None
+    assert media.sources is not None
+    assert [len(pictures) for pictures in media.sources] == [2, 0]
+    assert media.sources[0][0].shape == (3, 2, 4)
+    torch.testing.assert_close(media.sources[0][0][:, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
+
+
+@pytest.mark.parametrize(
+    ("pictures", "said"),
+    [('"a.png"', "must be a list"), ('["gone.png"]', "no such picture"), ("[1]", "must be a list")],
+)
+def test_pictures_that_are_not_there_are_an_error_with_the_line(tmp_path: Path, pictures: str, said: str) -> None:
+    path = prompt_file(tmp_path, '{"prompt": "a dog"}', f'{{"prompt": "a red cat", "pictures": {pictures}}}')
+    with pytest.raises(ValueError, match=f"prompts.jsonl:2: .*{said}"):
+        FilePrompts(path)
+
+
+def test_prompts_without_pictures_have_no_sources() -> None:
+    media = as_roots([PromptRow("a dog")], 0).media
+    assert media is not None
+    assert media.sources is None

@@ -268,5 +268,5 @@ def test_a_length_that_the_pipeline_refuses_is_refused_before_loading(length: in
 def test_a_scheduler_with_another_table_is_refused(sd3: SD3, tmp_path: Path) -> None:
     folder = shutil.copytree(sd3.checkpoint, tmp_path / "dynamic")
     FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).save_pretrained(folder / "scheduler")
-    with pytest.raises(ValueError, match=r"static shift, .* with \['use_dynamic_shifting'\]"):
+    with pytest.raises(ValueError, match=r"its shift alone, .* with \['use_dynamic_shifting'\]"):
         SD3(checkpoint=str(folder)).load(CPU, torch.float32)

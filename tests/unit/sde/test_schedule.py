@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from unirl.sde.schedule import (
     exponential_shift,
+    flux2_mu,
     linear_mu,
     pin,
     shift_sigmas,
@@ -65,6 +66,14 @@ def test_mu_lies_on_the_line_through_two_points() -> None:
     assert linear_mu(256, **line) == 0.5
     assert linear_mu(4096, **line) == pytest.approx(1.15)
     assert linear_mu(2176, **line) == pytest.approx(0.825)
+
+
+def test_mu_of_flux2_falls_with_steps_up_to_4300_tokens() -> None:
+    """1024 pixels are 4096 tokens: 8.73809524e-05 * 4096 + 1.89833333 = 2.2562457 at 10 steps, 1.1499966 at 200."""
+    assert flux2_mu(4096, 10) == pytest.approx(2.2562457, abs=1e-6)
+    assert flux2_mu(4096, 200) == pytest.approx(1.1499966, abs=1e-6)
+    assert flux2_mu(4096, 105) == pytest.approx((2.2562457 + 1.1499966) / 2, abs=1e-6)
+    assert flux2_mu(4301, 10) == flux2_mu(4301, 200) == pytest.approx(0.00016927 * 4301 + 0.45666666)
 
 
 def test_stretching_puts_the_last_sigma_at_the_terminal() -> None:

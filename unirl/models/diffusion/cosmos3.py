@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
-from unirl.models.diffusion.checkpoint import check_checkpoint
+from unirl.models.pretrained import check_checkpoint
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.batch import pad_to_longest

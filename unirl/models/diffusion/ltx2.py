@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
-from unirl.models.diffusion.checkpoint import check_checkpoint, check_scheduler
+from unirl.models.pretrained import check_checkpoint, check_euler
 from unirl.sde.schedule import (
     exponential_shift,
     linear_mu,
@@ -103,7 +103,11 @@ class LTX2(DiffusionFamily):
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, **heard_and_seen}
         pipeline: Any = LTX2Pipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
         config = pipeline.scheduler.config
-        check_scheduler(config, use_dynamic_shifting=True, shift_terminal=config.shift_terminal)
+        check_euler(config, "use_dynamic_shifting", "shift_terminal")
+        if not config["use_dynamic_shifting"]:
+            raise ValueError(
+                "this family shifts by the size of what it makes, the checkpoint's scheduler by a constant"
+            )
         pipeline.vae.enable_slicing()
         names = ("text_encoder", "connectors", "vae", "audio_vae", "vocoder")
         frozen = {name: pipeline.components[name] for name in names}

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.pretrained import check_checkpoint, check_size, decode_images, encode_images, static_shift
 from unirl.sde.schedule import pin, shift_sigmas, twice_shifted_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_OTHER_TABLES = (
-    "use_dynamic_shifting",
-    "use_karras_sigmas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-    "invert_sigmas",
-    "shift_terminal",
-    "stochastic_sampling",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +62,10 @@ class SD3(DiffusionFamily):
     schedule_table: Literal["pipeline", "shifted"] = "pipeline"
 
     def __post_init__(self) -> None:
-        folder = Path(self.checkpoint)
-        if folder.is_dir():
-            _check_folder(folder, self.t5)
-        elif not _HUB_ID.fullmatch(self.checkpoint):
-            raise ValueError(f"checkpoint {self.checkpoint!r} is neither a folder nor a hub id (owner/name)")
+        check_checkpoint(self.checkpoint, "StableDiffusion3Pipeline")
+        index = Path(self.checkpoint) / "model_index.json"
+        if self.t5 and index.is_file() and json.loads(index.read_text())["text_encoder_3"] == [None, None]:
+            raise ValueError(f"checkpoint {self.checkpoint} was saved without its T5 encoder: set t5=false")
         if not 1 <= self.max_sequence_length <= 512:
             raise ValueError(f"max_sequence_length must be in 1..512, got {self.max_sequence_length}")
         if self.schedule_table not in ("pipeline", "shifted"):
@@ -89,7 +77,7 @@ class SD3(DiffusionFamily):
         if folder.is_dir():
             transformer, autoencoder = (_config(folder, part) for part in ("transformer", "vae"))
             scale = 2 ** (len(autoencoder["block_out_channels"]) - 1)
-            _check_size(sampling, scale * transformer["patch_size"], transformer["pos_embed_max_size"])
+            check_size(sampling, scale * transformer["patch_size"], transformer["pos_embed_max_size"])
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The autoencoder stays float32: it is small, and rewards look at what it draws."""
@@ -100,7 +88,7 @@ class SD3(DiffusionFamily):
         pipeline = StableDiffusion3Pipeline.from_pretrained(
             self.checkpoint, dtype=dtypes, **({} if self.t5 else absent)
         ).to(device)
-        _check_scheduler(pipeline.scheduler.config)
+        static_shift(pipeline.scheduler.config)
         # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
         pipeline.vae.enable_slicing()
         names = ("text_encoder", "text_encoder_2", "text_encoder_3", "vae")
@@ -110,7 +98,7 @@ class SD3(DiffusionFamily):
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
         pipeline = _pipeline(bundle)
         config = pipeline.transformer.config
-        _check_size(sampling, pipeline.vae_scale_factor * config.patch_size, config.pos_embed_max_size)
+        check_size(sampling, pipeline.vae_scale_factor * config.patch_size, config.pos_embed_max_size)
         sides = (sampling.height, sampling.width)
         return config.in_channels, *(side // pipeline.vae_scale_factor for side in sides)
 
@@ -158,19 +146,10 @@ class SD3(DiffusionFamily):
         return classifier_free(conditional, unconditional, guidance)
 
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        pipeline = _pipeline(bundle)
-        config = pipeline.vae.config
-        scaled = latents.float() / config.scaling_factor + config.shift_factor
-        decoded = pipeline.vae.decode(scaled, return_dict=False)[0]
-        return Media(images=pipeline.image_processor.postprocess(decoded, output_type="pt").cpu())
+        return decode_images(_pipeline(bundle), latents)
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        """The mode of the autoencoder's posterior, not a draw: the same picture is the same latent."""
-        assert media.images is not None, "supervised training of this family needs images"
-        vae = _pipeline(bundle).vae
-        pixels = media.images.to(bundle.device, torch.float32) * 2 - 1
-        latents = vae.encode(pixels, return_dict=False)[0].mode()
-        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        return encode_images(_pipeline(bundle), media)
 
     def recompute_blocks(self, bundle: Bundle) -> None:
         bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
@@ -184,40 +163,8 @@ def _pipeline(bundle: Bundle) -> Any:
     return bundle.processors["pipeline"]
 
 
-def _check_size(sampling: DiffusionSamplingParams, cell: int, most: int) -> None:
-    """cell: pixels of the side of a patch; most: patches of a side."""
-    wanted = (sampling.height, sampling.width)
-    nearest = tuple(min(max(round(side / cell), 1), most) * cell for side in wanted)
-    if wanted != nearest:
-        raise ValueError(
-            f"this model makes multiples of {cell} pixels up to {most * cell}, asked for {sampling.height} x "
-            f"{sampling.width}; the nearest is {nearest[0]} x {nearest[1]}"
-        )
-
-
 def _config(folder: Path, part: str) -> dict[str, Any]:
     file = folder / part / "config.json"
     if not file.is_file():
         raise ValueError(f"checkpoint {folder} holds no {part}/config.json: it is no whole diffusers pipeline")
     return json.loads(file.read_text())
-
-
-def _check_folder(folder: Path, t5: bool) -> None:
-    index = folder / "model_index.json"
-    if not index.is_file():
-        raise ValueError(f"checkpoint {folder} holds no model_index.json: it is not a diffusers pipeline")
-    parts = json.loads(index.read_text())
-    if parts["_class_name"] != "StableDiffusion3Pipeline":
-        raise ValueError(f"checkpoint {folder} holds a {parts['_class_name']}, this family is StableDiffusion3Pipeline")
-    if t5 and parts["text_encoder_3"] == [None, None]:
-        raise ValueError(f"checkpoint {folder} was saved without its T5 encoder: set t5=false")
-
-
-def _check_scheduler(config: Mapping[str, Any]) -> None:
-    """`schedule` computes a table with a static shift, and no other."""
-    others = [name for name in _OTHER_TABLES if config[name]]
-    if config["_class_name"] != "FlowMatchEulerDiscreteScheduler" or others:
-        raise ValueError(
-            "the schedule of this family is that of FlowMatchEulerDiscreteScheduler with a static shift, "
-            f"the checkpoint has {config['_class_name']} with {others}"
-        )

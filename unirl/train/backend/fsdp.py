@@ -28,7 +28,7 @@ from unirl.types.metric import Metrics, mean, total
 @dataclasses.dataclass(frozen=True)
 class BackendConfig:
     """optimizer:              AdamW and its schedule
-    lora:                   adapters; None trains all weights of the transformer
+    lora:                   adapters; None trains all weights of what the family trains
     ema:                    a moving average of the trainable weights
     max_grad_norm:          clip to this norm; None only measures it
     max_skipped_steps:      non-finite gradients skip the step; more than this many in a row stop the run
@@ -76,7 +76,7 @@ class FSDPBackend(Remote):
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.
         master_dtype = torch.float32 if config.lora is None else dtype
         bundle = family.load(device, master_dtype, frozen_dtype=dtype)
-        self._module = bundle.transformer
+        self._module = bundle.trained
         if config.lora is None:
             self._module.requires_grad_(True)
         else:

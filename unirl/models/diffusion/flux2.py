@@ -1,0 +1,266 @@
+"""FLUX.2 klein and dev, making pictures and editing them, through diffusers' Flux2KleinPipeline and Flux2Pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size
+from unirl.models.sources import EditEmbedding, to_pil
+from unirl.sde.schedule import flux2_mu, pin, shift_sigmas, uniform_sigmas
+from unirl.sde.steps import Schedule, Step
+from unirl.types.condition import Embedding
+from unirl.types.media import Media
+from unirl.types.sampling import DiffusionSamplingParams
+
+_LARGEST_SOURCE = 1024 * 1024  # pixels; a larger source picture is scaled down to this
+
+
+@dataclasses.dataclass(frozen=True)
+class FLUX2(DiffusionFamily):
+    """What klein and dev share. Velocity `eps - x0` at time sigma; latents `(128, H / 16, W / 16)`, one token a place.
+
+    A prompt with source pictures is an edit: their latents stand behind the picture's own tokens. Text is padded to
+    `max_sequence_length`, and the transformer sees the padding.
+
+    checkpoint:          hub id, or folder of a saved pipeline
+    max_sequence_length: tokens of a prompt
+    text_layers:         whose hidden states are the embedding
+    """
+
+    # The output of the single stream, `attn.to_out`, has the name of a list in the double stream: no suffix is its own.
+    lora_targets: ClassVar[tuple[str, ...]] = (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+        "to_qkv_mlp_proj",
+    )
+    block_names: ClassVar[tuple[str, ...]] = ("Flux2TransformerBlock", "Flux2SingleTransformerBlock")
+
+    checkpoint: str
+    max_sequence_length: int = 512
+    text_layers: tuple[int, ...] = ()
+
+    @abstractmethod
+    def told(self, step: Step, guidance: float) -> torch.Tensor | None:
+        """Guidance as the transformer takes it, `(B,)`, or None."""
+
+    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
+        pipeline = _pipeline(bundle)
+        cell = 2 * pipeline.vae_scale_factor
+        check_size(sampling, cell)
+        return pipeline.transformer.config.in_channels, sampling.height // cell, sampling.width // cell
+
+    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+        _, height, width = self.latent_shape(bundle, sampling)
+        shift = math.exp(flux2_mu(height * width, sampling.steps)) if sampling.shift is None else sampling.shift
+        sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), shift))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+
+    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+        return sigma
+
+    def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        tokens, _ = _pipeline(bundle).encode_prompt(
+            prompts.required_texts,
+            device=bundle.device,
+            max_sequence_length=self.max_sequence_length,
+            text_encoder_out_layers=self.text_layers,
+        )
+        sources = None
+        if prompts.sources is not None:
+            sources = [[_source_latents(bundle, picture) for picture in pictures] for pictures in prompts.sources]
+        return EditEmbedding(tokens=tokens, sources=sources)
+
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+    ) -> torch.Tensor:
+        assert isinstance(embedding, EditEmbedding)
+        pictures = [latents, *embedding.stacked_sources()]
+        ids = [_positions(10 * number, picture) for number, picture in enumerate(pictures)]
+        text_ids = torch.zeros(embedding.tokens.shape[1], 4, device=latents.device)
+        text_ids[:, 3] = torch.arange(len(text_ids), device=latents.device)
+        velocity = bundle.transformer(
+            hidden_states=torch.cat([picture.flatten(2) for picture in pictures], dim=2).mT,
+            timestep=step.time,
+            guidance=self.told(step, guidance),
+            encoder_hidden_states=embedding.tokens,
+            txt_ids=text_ids,
+            img_ids=torch.cat(ids),
+            return_dict=False,
+        )[0]
+        height, width = latents.shape[-2:]
+        return velocity[:, : height * width].mT.unflatten(2, (height, width))
+
+    def guide(
+        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
+    ) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, guidance)
+
+    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
+        pipeline = _pipeline(bundle)
+        return Media(
+            images=pipeline.image_processor.postprocess(to_pixels(pipeline.vae, latents), output_type="pt").cpu()
+        )
+
+    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        assert media.images is not None, "supervised training of this family needs images"
+        return from_pixels(_pipeline(bundle).vae, media.images * 2 - 1)
+
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+    def save(self, bundle: Bundle, folder: Path) -> None:
+        _pipeline(bundle).save_pretrained(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class FLUX2Klein(FLUX2):
+    """klein: Qwen3 reads the prompt. The base checkpoints are guided as in classifier_free, the distilled ones not."""
+
+    facts: ClassVar[Facts] = Facts(
+        makes="image",
+        checkpoints=(
+            "black-forest-labs/FLUX.2-klein-base-4B",
+            "black-forest-labs/FLUX.2-klein-4B",
+            "black-forest-labs/FLUX.2-klein-base-9B",
+            "black-forest-labs/FLUX.2-klein-9B",
+        ),
+        parameters="3.9B / 3.9B / 9.1B / 9.1B",
+        licence="4B: Apache-2.0; 9B: FLUX Non-Commercial, gated",
+        guidance="classifier-free, off at 1; 4 is usual. Distilled (without `base`): none",
+        context_parallel=True,
+        tensor_parallel=True,
+        advice="klein-base-4B has the best licence and size for RL; source pictures make it an edit",
+    )
+
+    text_layers: tuple[int, ...] = (9, 18, 27)
+
+    def __post_init__(self) -> None:
+        check_checkpoint(self.checkpoint, "Flux2KleinPipeline")
+
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+        from diffusers import Flux2KleinPipeline
+
+        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
+        return _bundle(Flux2KleinPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device))
+
+    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+        if _pipeline(bundle).config.is_distilled and sampling.guidance != 1:
+            raise ValueError(
+                f"{self.checkpoint} is distilled and takes no guidance: sampling.guidance=1, got {sampling.guidance}"
+            )
+        return super().schedule(bundle, sampling)
+
+    def told(self, step: Step, guidance: float) -> torch.Tensor | None:
+        return None
+
+    def guided(self, guidance: float) -> bool:
+        return guidance != 1
+
+
+@dataclasses.dataclass(frozen=True)
+class FLUX2Dev(FLUX2):
+    """dev: Mistral Small reads the prompt behind a system message; guidance is an input, in a single forward."""
+
+    facts: ClassVar[Facts] = Facts(
+        makes="image",
+        checkpoints=("black-forest-labs/FLUX.2-dev",),
+        parameters="32.2B, beside a text encoder of 24B",
+        licence="FLUX Non-Commercial",
+        gated=True,
+        guidance="an input; 4 is usual",
+        context_parallel=True,
+        tensor_parallel=True,
+        advice="source pictures make it an edit",
+    )
+
+    text_layers: tuple[int, ...] = (10, 20, 30)
+
+    def __post_init__(self) -> None:
+        check_checkpoint(self.checkpoint, "Flux2Pipeline")
+
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+        """With the tokenizer alone: its processor needs torchvision, for pictures that the text encoder never gets.
+
+        The chat template begins with <s>, and then both make the same tokens of a text.
+        """
+        from diffusers import Flux2Pipeline
+        from transformers import AutoTokenizer
+
+        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
+        tokenizer = AutoTokenizer.from_pretrained(self.checkpoint, subfolder="tokenizer")
+        return _bundle(Flux2Pipeline.from_pretrained(self.checkpoint, tokenizer=tokenizer, dtype=dtypes).to(device))
+
+    def told(self, step: Step, guidance: float) -> torch.Tensor | None:
+        return torch.full_like(step.time, guidance)
+
+    def guided(self, guidance: float) -> bool:
+        return False
+
+
+def to_pixels(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """x_0 `(N, 4 C, h, w)` to pixels in about [-1, 1], by an AutoencoderKLFlux2."""
+    mean, std = _statistics(vae)
+    unpatched = torch.nn.functional.pixel_shuffle(latents.float() * std + mean, 2)
+    return vae.decode(unpatched, return_dict=False)[0]
+
+
+def from_pixels(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """The inverse of `to_pixels`: the mode of the posterior, so that the same picture is the same latent."""
+    mean, std = _statistics(vae)
+    latents = vae.encode(pixels.to(vae.device, torch.float32), return_dict=False)[0].mode()
+    return (torch.nn.functional.pixel_unshuffle(latents, 2) - mean) / std
+
+
+def _statistics(vae: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each channel of the patched latents, from the autoencoder's batch norm."""
+    variance = vae.bn.running_var.view(1, -1, 1, 1)
+    return vae.bn.running_mean.view(1, -1, 1, 1), torch.sqrt(variance + vae.config.batch_norm_eps)
+
+
+def _source_latents(bundle: Bundle, picture: torch.Tensor) -> torch.Tensor:
+    """A source `(3, H, W)` in [0, 1] to latents, cut to whole tokens about its centre as the pipeline does."""
+    from PIL.Image import Resampling
+
+    pipeline = _pipeline(bundle)
+    image = to_pil(picture)
+    pipeline.image_processor.check_image_input(image)
+    if image.width * image.height > _LARGEST_SOURCE:
+        scale = math.sqrt(_LARGEST_SOURCE / (image.width * image.height))
+        image = image.resize((int(image.width * scale), int(image.height * scale)), Resampling.LANCZOS)
+    cell = 2 * pipeline.vae_scale_factor
+    height, width = image.height // cell * cell, image.width // cell * cell
+    pixels = pipeline.image_processor.preprocess(image, height=height, width=width, resize_mode="crop")
+    return from_pixels(pipeline.vae, pixels)[0]
+
+
+def _positions(time: int, picture: torch.Tensor) -> torch.Tensor:
+    """`(h w, 4)`: time, row, column and layer of each token of `(N, C, h, w)`."""
+    height, width = picture.shape[-2:]
+    axes = (torch.tensor([time]), torch.arange(height), torch.arange(width), torch.tensor([0]))
+    return torch.cartesian_prod(*axes).to(picture.device, torch.float32)
+
+
+def _bundle(pipeline: Any) -> Bundle:
+    check_euler(pipeline.scheduler.config, "use_dynamic_shifting")
+    # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
+    pipeline.vae.enable_slicing()
+    frozen = {name: pipeline.components[name] for name in ("text_encoder", "vae")}
+    return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
+
+
+def _pipeline(bundle: Bundle) -> Any:
+    """The pipeline; diffusers annotates less than it takes and gives."""
+    return bundle.processors["pipeline"]

@@ -1,0 +1,214 @@
+"""FLUX.3 klein, making pictures and editing them, through the modules of diffusers' Flux3ModularPipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.diffusion.flux2 import from_pixels, to_pixels
+from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding
+from unirl.models.sources import EditEmbedding, to_pil
+from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
+from unirl.sde.steps import Schedule, Step
+from unirl.types.condition import Embedding
+from unirl.types.media import Media
+from unirl.types.sampling import DiffusionSamplingParams
+
+_PARTS = ("transformer", "text_encoder", "vae")
+_WINDOW = 80  # a prompt is padded to a multiple of it, and the transformer sees the padding
+_POSITION_SCALE = 0.5  # of rows and columns
+
+
+@dataclasses.dataclass(frozen=True)
+class FLUX3(DiffusionFamily):
+    """Velocity `eps - x0` at time sigma; latents `(128, H / 16, W / 16)`, one token a place; two guidance branches.
+
+    Rows whose prompts fill different windows of 80 tokens are predicted in forwards of their own. The distilled
+    checkpoint is a flow map: it predicts the mean velocity of a whole step, so it samples, but neither stochastic
+    steps nor losses on single points have a meaning.
+
+    checkpoint:          hub id, or folder of a saved modular pipeline
+    max_sequence_length: tokens of a prompt
+    text_layers:         whose hidden states are the embedding
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        makes="image",
+        checkpoints=("black-forest-labs/flux-3-image-klein-base", "black-forest-labs/flux-3-image-klein"),
+        parameters="5.5B / 5.5B",
+        licence="FLUX Kommunity License",
+        gated=True,
+        guidance="classifier-free, off at 1; 4 is usual. Distilled (without `base`): none",
+        advice="the base checkpoint, 50 steps to evaluate; the distilled one (16 steps) cannot be trained",
+    )
+    lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0")
+    block_names: ClassVar[tuple[str, ...]] = ("Flux3ModeTransformerBlock", "Flux3SingleTransformerBlock")
+
+    checkpoint: str
+    max_sequence_length: int = 8192
+    text_layers: tuple[int, ...] = (4, 8, 12, 16, 20, 24, 28, 32)
+
+    def __post_init__(self) -> None:
+        names = ("Flux3ModularPipeline", "Flux3DistilledModularPipeline")
+        check_checkpoint(self.checkpoint, *names, index="modular_model_index.json")
+
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+        """With the tokenizer alone: its processor needs torchvision, for pictures that the text encoder never gets."""
+        from diffusers import Flux3ModularPipeline, ModularPipeline
+        from transformers import AutoTokenizer
+
+        loaded = ModularPipeline.from_pretrained(self.checkpoint)
+        if not isinstance(loaded, Flux3ModularPipeline):
+            raise ValueError(f"{self.checkpoint} holds a {type(loaded).__name__}, this family is FLUX.3")
+        pipeline: Any = loaded
+        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
+        pipeline.load_components(names=list(_PARTS), dtype=dtypes)
+        absent = [name for name in _PARTS if pipeline.components[name] is None]
+        if absent:
+            raise ValueError(f"{absent} of {self.checkpoint} could not be loaded; diffusers' warning says why")
+        source = pipeline.get_component_spec("tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(source.pretrained_model_name_or_path, subfolder=source.subfolder)
+        pipeline.update_components(tokenizer=tokenizer)
+        pipeline.to(device)
+        pipeline.name_or_path = self.checkpoint  # as other pipelines have it; an exported adapter names it
+        # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
+        pipeline.vae.enable_slicing()
+        frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
+        return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
+
+    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
+        pipeline = _pipeline(bundle)
+        cell = 2 * pipeline.vae_scale_factor
+        check_size(sampling, cell)
+        return pipeline.transformer.config.in_channels, sampling.height // cell, sampling.width // cell
+
+    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+        if _is_flow_map(bundle) and (sampling.guidance != 1 or sampling.resolve_sde_indices(0)):
+            raise ValueError(
+                f"{self.checkpoint} is a flow map, distilled for deterministic steps without guidance: "
+                f"sampling.guidance=1 and sampling.noise_level=0, got {sampling.guidance} and {sampling.noise_level}"
+            )
+        # The blocks make the scheduler with the shift of the model; no checkpoint has one of its own.
+        shift = _pipeline(bundle).scheduler.config.shift if sampling.shift is None else sampling.shift
+        sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), shift))
+        return Schedule(sigmas=sigmas, times=sigmas[:-1])
+
+    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+        if _is_flow_map(bundle):
+            raise ValueError(
+                f"{self.checkpoint} is a flow map: it has no velocity at a point, train the base checkpoint"
+            )
+        return sigma
+
+    def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
+        """The mask of the embedding is the window, not the prompt in it."""
+        texts = ragged_embedding([self._hidden_states(bundle, text) for text in prompts.required_texts])
+        sources = None
+        if prompts.sources is not None:
+            sources = [_source_latents(bundle, pictures) for pictures in prompts.sources]
+        return EditEmbedding(tokens=texts.tokens, mask=texts.mask, sources=sources)
+
+    def _hidden_states(self, bundle: Bundle, text: str) -> torch.Tensor:
+        """`(window, D)`"""
+        tokenizer = _pipeline(bundle).tokenizer
+        message = [{"role": "user", "content": text}]
+        chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        limit = self.max_sequence_length
+        length = len(tokenizer(chat, truncation=True, max_length=limit).input_ids)
+        window = min(-(-length // _WINDOW) * _WINDOW, limit)
+        padding = {"padding": "max_length", "padding_side": "right", "truncation": True, "max_length": window}
+        inputs = tokenizer(chat, return_tensors="pt", **padding).to(bundle.device)
+        # Position 1 of all padding is that of the training environment; transformers 5 would take another.
+        positions = torch.arange(window, device=bundle.device)[None].masked_fill(inputs.attention_mask == 0, 1)
+        states = bundle.frozen["text_encoder"](
+            input_ids=inputs.input_ids,
+            attention_mask=inputs.attention_mask,
+            position_ids=positions,
+            output_hidden_states=True,
+            use_cache=False,
+        ).hidden_states
+        return torch.cat([states[layer][0] for layer in self.text_layers], dim=-1)
+
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
+    ) -> torch.Tensor:
+        assert isinstance(embedding, EditEmbedding)
+        assert embedding.mask is not None
+        windows = embedding.mask.sum(1)
+        groups = [(windows == window).nonzero().flatten() for window in windows.unique()]
+        pieces = [_forward(bundle, latents[rows], step, rows, embedding.select(rows)) for rows in groups]
+        return torch.cat(pieces)[torch.cat(groups).argsort()]
+
+    def guided(self, guidance: float) -> bool:
+        return guidance != 1
+
+    def guide(
+        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
+    ) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, guidance)
+
+    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
+        pipeline = _pipeline(bundle)
+        pixels = to_pixels(pipeline.vae, latents)
+        return Media(images=pipeline.image_processor.postprocess(pixels, output_type="pt").cpu())
+
+    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        assert media.images is not None, "supervised training of this family needs images"
+        return from_pixels(_pipeline(bundle).vae, media.images * 2 - 1)
+
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+    def save(self, bundle: Bundle, folder: Path) -> None:
+        _pipeline(bundle).save_pretrained(str(folder), overwrite_modular_index=True)
+
+
+def _forward(
+    bundle: Bundle, latents: torch.Tensor, step: Step, rows: torch.Tensor, embedding: EditEmbedding
+) -> torch.Tensor:
+    """Velocity of rows of one window; `rows` are theirs in `step`."""
+    assert embedding.mask is not None
+    window, device = int(embedding.mask[0].sum()), latents.device
+    height, width = latents.shape[-2:]
+    text_ids = torch.zeros(window, 4, device=device)
+    text_ids[:, 3] = torch.arange(window, device=device)
+    sources = embedding.stacked_sources()
+    velocity = bundle.transformer(
+        hidden_states=latents.flatten(2).mT,
+        encoder_hidden_states=embedding.tokens[:, :window],
+        timestep=step.time[rows],
+        target_timestep=step.sigma_next[rows] if _is_flow_map(bundle) else None,
+        img_ids=_positions(0, latents),
+        txt_ids=text_ids,
+        image_cond_hidden_states=torch.cat([source.flatten(2) for source in sources], dim=2).mT if sources else None,
+        image_cond_ids=torch.cat([_positions(-1 - n, source) for n, source in enumerate(sources)]) if sources else None,
+        return_dict=False,
+    )[0]
+    return velocity.mT.unflatten(2, (height, width))
+
+
+def _source_latents(bundle: Bundle, pictures: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Sources `(3, H, W)` in [0, 1] of one prompt to latents: one alone is kept whole, several are cut to fit."""
+    pipeline = _pipeline(bundle)
+    mode = "fill" if len(pictures) == 1 else "crop"
+    pixels = [pipeline.image_processor.preprocess(to_pil(picture), resize_mode=mode)[0] for picture in pictures]
+    return [from_pixels(pipeline.vae, picture)[0] for picture in pixels]
+
+
+def _positions(layer: int, picture: torch.Tensor) -> torch.Tensor:
+    """`(h w, 4)`: time, row, column and layer of each token of `(N, C, h, w)`; sources lie on layers -1, -2, ..."""
+    rows, columns = (_POSITION_SCALE * torch.arange(side) for side in picture.shape[-2:])
+    return torch.cartesian_prod(torch.zeros(1), rows, columns, torch.tensor([float(layer)])).to(picture.device)
+
+
+def _is_flow_map(bundle: Bundle) -> bool:
+    return _pipeline(bundle).transformer.config.flow_map
+
+
+def _pipeline(bundle: Bundle) -> Any:
+    """The modular pipeline; diffusers annotates less than it takes and gives."""
+    return bundle.processors["pipeline"]

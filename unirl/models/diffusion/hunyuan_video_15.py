@@ -1,0 +1,161 @@
+"""HunyuanVideo 1.5 (arXiv 2511.18870), text or image to video, through diffusers' HunyuanVideo15 pipelines."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+
+from unirl.models.base import Bundle, Facts, classifier_free
+from unirl.models.diffusion.hunyuan import (
+    LICENCE,
+    LORA_TARGETS,
+    GlyphEmbedding,
+    GlyphHunyuan,
+    averages,
+    decode_videos,
+    encode_videos,
+    pipeline_of,
+    video_shape,
+)
+from unirl.sde.steps import Step
+from unirl.types.batch import dense
+from unirl.types.media import Media, to_uint8
+from unirl.types.sampling import DiffusionSamplingParams
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FirstFrameEmbedding(GlyphEmbedding):
+    """Text, glyphs, and the picture that a video starts from.
+
+    picture: `(N, P, D)` states of the image encoder; first_frame: `(N, C, H, W)` latent
+    """
+
+    picture: torch.Tensor | None = dense(None)
+    first_frame: torch.Tensor | None = dense(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _HunyuanVideo15(GlyphHunyuan):
+    """What both tasks share: the model's input is the latent, the latent of a first frame, and a mask of the frames."""
+
+    lora_targets: ClassVar[tuple[str, ...]] = LORA_TARGETS
+    block_names: ClassVar[tuple[str, ...]] = ("HunyuanVideo15TransformerBlock",)
+    task: ClassVar[str]
+
+    def prepare(self, pipeline: Any) -> None:
+        found = pipeline.transformer.config.task_type
+        if found != self.task:
+            raise ValueError(f"checkpoint {self.checkpoint} is a model for {found}, this family is for {self.task}")
+        self.limit_lengths(pipeline)
+
+    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
+        return video_shape(bundle, sampling)
+
+    def predict(
+        self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: FirstFrameEmbedding, guidance: float
+    ) -> torch.Tensor:
+        frame, given = torch.zeros_like(latents), torch.zeros_like(latents[:, :1])
+        if embedding.first_frame is not None:
+            frame[:, :, 0], given[:, :, 0] = embedding.first_frame, 1.0
+        # Zeros tell the model that there is no picture, and it masks them all: one does for the pipeline's 729.
+        config = pipeline_of(bundle).transformer.config
+        picture = embedding.tokens.new_zeros(len(latents), 1, config.image_embed_dim)
+        return bundle.transformer(
+            hidden_states=torch.cat([latents, frame, given], dim=1),
+            timestep=step.time,
+            timestep_r=self.time(bundle, step.sigma_next) if averages(bundle) else None,
+            encoder_hidden_states=embedding.tokens,
+            encoder_attention_mask=embedding.mask,
+            encoder_hidden_states_2=embedding.glyphs,
+            encoder_attention_mask_2=embedding.glyph_mask,
+            image_embeds=picture if embedding.picture is None else embedding.picture,
+            return_dict=False,
+        )[0]
+
+    def guided(self, guidance: float) -> bool:
+        return guidance != 1
+
+    def guide(
+        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
+    ) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, guidance)
+
+    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
+        return decode_videos(bundle, latents)
+
+    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        return encode_videos(bundle, media)
+
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+
+@dataclasses.dataclass(frozen=True)
+class HunyuanVideo15(_HunyuanVideo15):
+    """Text to video."""
+
+    facts: ClassVar[Facts] = Facts(
+        makes="video",
+        checkpoints=(
+            "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+            "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v",
+            "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v_distilled",
+        ),
+        parameters="8.3B",
+        licence=LICENCE,
+        guidance="classifier-free, off at 1; 6 is usual, 1 for the distilled",
+    )
+    pipeline_class: ClassVar[str] = "HunyuanVideo15Pipeline"
+    task: ClassVar[str] = "t2v"
+
+    def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> FirstFrameEmbedding:
+        return FirstFrameEmbedding(**self.encode_texts(bundle, prompts.required_texts))
+
+
+@dataclasses.dataclass(frozen=True)
+class HunyuanVideo15I2V(_HunyuanVideo15):
+    """Image to video: one source picture a prompt, scaled and cropped to the size of the video.
+
+    The picture is an input of the model: the first frame is generated like the others.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        makes="video",
+        checkpoints=(
+            "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
+            "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v",
+            "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v_step_distilled",
+        ),
+        parameters="8.3B",
+        licence=LICENCE,
+        guidance="classifier-free, off at 1; 6 is usual, 1 for the distilled",
+        advice="step_distilled is a mean-flow model: it samples, without noise",
+    )
+    pipeline_class: ClassVar[str] = "HunyuanVideo15ImageToVideoPipeline"
+    task: ClassVar[str] = "i2v"
+
+    def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> FirstFrameEmbedding:
+        counts = [len(pictures) for pictures in prompts.sources or [[] for _ in prompts.required_texts]]
+        if set(counts) != {1}:
+            raise ValueError(f"image to video starts from one picture a prompt, got {counts}")
+        pictures = [_encode_picture(bundle, own[0], sampling) for own in prompts.sources or []]
+        states, frames = (torch.cat(rows) for rows in zip(*pictures, strict=True))
+        texts = self.encode_texts(bundle, prompts.required_texts)
+        return FirstFrameEmbedding(**texts, picture=states, first_frame=frames)
+
+
+def _encode_picture(
+    bundle: Bundle, picture: torch.Tensor, sampling: DiffusionSamplingParams
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """picture: `(3, h, w)`. Its states `(1, P, D)`, and its latent `(1, C, H, W)`."""
+    from PIL import Image
+
+    pipeline, size = pipeline_of(bundle), {"height": sampling.height, "width": sampling.width}
+    image = Image.fromarray(to_uint8(picture[None])[0].numpy())
+    image = pipeline.video_processor.resize(image, **size, resize_mode="crop")
+    states = pipeline.encode_image(image, batch_size=1, device=bundle.device, dtype=pipeline.image_encoder.dtype)
+    pixels = pipeline.video_processor.preprocess(image, **size).to(bundle.device, torch.float32)
+    latent = pipeline.vae.encode(pixels[:, :, None], return_dict=False)[0].mode() * pipeline.vae.config.scaling_factor
+    return states, latent[:, :, 0]

@@ -1,0 +1,60 @@
+"""Pictures that a vision-language encoder reads, without torchvision."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unirl.types.media import Media, to_uint8
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def source_pictures(prompts: Media) -> list[list[Image]]:
+    """The pictures of each prompt, of which there may be none."""
+    from PIL.Image import fromarray
+
+    sources = prompts.sources or [[] for _ in prompts.required_texts]
+    return [[fromarray(to_uint8(picture[None])[0].numpy()) for picture in pictures] for pictures in sources]
+
+
+def fitted(picture: Image, area: int, multiple: int = 32) -> tuple[int, int]:
+    """Height and width of about `area` pixels in the aspect of `picture`, rounded to a multiple."""
+    aspect = picture.width / picture.height
+    width = math.sqrt(area * aspect)
+    height = width / aspect
+    return round(height / multiple) * multiple, round(width / multiple) * multiple
+
+
+def processor_folder(checkpoint: str) -> Path:
+    """The `processor` of a saved pipeline, a folder or a hub id."""
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint) / "processor"
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(checkpoint, allow_patterns=["processor/*"])) / "processor"
+
+
+def picture_processor(published: type[Any], image_processor: Any, tokenizer: Any) -> Any:
+    """A processor like `published`, a class of transformers, that takes no videos.
+
+    Its video part alone needs torchvision. The PIL image processor is as good, and the same on every machine.
+    """
+
+    class PictureProcessor(published):
+        def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None) -> None:
+            super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+    # A pipeline that is saved writes down the names of its parts.
+    PictureProcessor.__name__, PictureProcessor.__module__ = published.__name__, published.__module__
+    return PictureProcessor(image_processor, tokenizer, chat_template=tokenizer.chat_template)
+
+
+def load_picture_processor(published: type[Any], folder: Path) -> Any:
+    """The saved processor at `folder`."""
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return picture_processor(published, image_processor, AutoTokenizer.from_pretrained(folder))
