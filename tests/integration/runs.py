@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.config.run import load_recipe
+from unirl.models.tiny import TinySD3
 from unirl.train.checkpoint import CheckpointStore
 
 SMALL = ("model.layers=1", "model.heads=1", "model.head_dim=16", "model.embedding_dim=16")
@@ -21,6 +22,11 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "diffusion_nft": ("diffusion/digits_nft",),
     "sft": ("sft/digits",),
 }
+
+
+def small_model(checkpoint: Path | None = None) -> TinySD3:
+    """The model of these runs."""
+    return TinySD3(checkpoint=checkpoint, layers=1, heads=1, head_dim=16, embedding_dim=16)
 
 
 def overrides(kind: str, output: Path, *, steps: int = 6) -> list[str]:

@@ -9,18 +9,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 import yaml
 
-from tests.integration.runs import RECIPES, SMALL, overrides
+from tests.integration.runs import RECIPES, overrides, small_model
 from unirl import __version__, cli
 from unirl.config.recipes import shipped_recipes
 from unirl.models.base import Bundle
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.models.diffusion_stage import DiffusionStage
-from unirl.models.tiny import TinySD3
 from unirl.trainer.restore import sample_run
 from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
@@ -28,7 +28,6 @@ from unirl.types.sampling import DiffusionSamplingParams
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-SETTINGS = {name.removeprefix("model."): int(value) for name, value in (word.split("=") for word in SMALL)}
 SEVEN, ZERO = "a handwritten seven", "a handwritten zero"
 
 
@@ -57,24 +56,25 @@ def refusal(capsys: pytest.CaptureFixture[str], words: list[str], *, code: int =
     return error
 
 
-def drawn(bundle: Bundle, run: Path) -> Media:
+def drawn(bundle: Bundle, run: Path) -> torch.Tensor:
     """Two pictures of a seven by the run's own sampling and seed 5."""
     sampling = yaml.safe_load((run / "config.yaml").read_text())["sampling"]
-    family = TinySD3(**SETTINGS)
-    stage = DiffusionStage(family, bundle, guidance_gradient=True, compute_dtype=torch.float32)
+    stage = DiffusionStage(small_model(), bundle, guidance_gradient=True, compute_dtype=torch.float32)
     ode = DiffusionSamplingParams(sampling["steps"], 8, 8, seed=5).deterministic()
     prompts = Part(ids=["r0.p0"], metadata=[{}], media=Media(texts=[SEVEN]))
     with torch.no_grad():
         media = DiffusionPipeline(stage)(Sample((prompts,)).fork(2, ode), version=0).frontier.media
     assert media is not None
-    return media
+    assert media.images is not None
+    return media.images
 
 
-def assert_same_pictures(one: Media, other: Media) -> None:
-    assert one.images is not None
-    assert other.images is not None
-    assert one.images.std() > 0.01
-    assert torch.equal(one.images, other.images)
+def sampled(run: Path, *, step: int | None = None, weights: Literal["live", "ema"] | None = None) -> torch.Tensor:
+    """The same by the run itself."""
+    images = sample_run(run, [SEVEN], 2, seed=5, step=step, weights=weights).images
+    assert images is not None
+    assert images.std() > 0.01
+    return images
 
 
 def test_a_model_trained_whole_is_exported_as_what_a_recipe_loads(
@@ -84,8 +84,8 @@ def test_a_model_trained_whole_is_exported_as_what_a_recipe_loads(
     capsys.readouterr()
     assert cli.main(["export", str(run), str(model)]) == 0
     assert capsys.readouterr().out == f"{model}\n"
-    loaded = TinySD3(checkpoint=model, **SETTINGS).load(CPU, torch.float32)
-    assert_same_pictures(drawn(loaded, run), sample_run(run, [SEVEN], 2, seed=5))
+    loaded = small_model(model).load(CPU, torch.float32)
+    assert torch.equal(drawn(loaded, run), sampled(run))
     # A run that starts from it sees what the run that made it saw last.
     assert cli.main(command("flow_grpo", tmp_path, f"model.checkpoint={model}", steps=1)) == 0
     last, first = run / "samples" / "eval_000004.png", tmp_path / "run" / "samples" / "eval_000000.png"
@@ -99,16 +99,16 @@ def test_the_ema_is_exported_when_asked_for(outputs: dict[str, Path], tmp_path: 
     live, ema = (contents(tmp_path / weights) for weights in ("live", "ema"))
     assert live["config.json"] == ema["config.json"]
     assert live["model.safetensors"] != ema["model.safetensors"]
-    loaded = TinySD3(checkpoint=tmp_path / "ema", **SETTINGS).load(CPU, torch.float32)
-    assert_same_pictures(drawn(loaded, run), sample_run(run, [SEVEN], 2, seed=5, weights="ema"))
+    loaded = small_model(tmp_path / "ema").load(CPU, torch.float32)
+    assert torch.equal(drawn(loaded, run), sampled(run, weights="ema"))
 
 
 def test_an_earlier_checkpoint_is_exported_when_asked_for(outputs: dict[str, Path], tmp_path: Path) -> None:
     run = outputs["flow_grpo"] / "run"
     assert cli.main(["export", str(run), str(tmp_path / "two"), "--step", "2"]) == 0
-    loaded = TinySD3(checkpoint=tmp_path / "two", **SETTINGS).load(CPU, torch.float32)
-    assert_same_pictures(drawn(loaded, run), sample_run(run, [SEVEN], 2, seed=5, step=2))
-    assert not torch.equal(*(sample_run(run, [SEVEN], 2, seed=5, step=step).images for step in (2, 4)))
+    loaded = small_model(tmp_path / "two").load(CPU, torch.float32)
+    assert torch.equal(drawn(loaded, run), sampled(run, step=2))
+    assert not torch.equal(*(sampled(run, step=step) for step in (2, 4)))
 
 
 def test_an_adapter_is_exported_as_what_peft_loads(outputs: dict[str, Path], tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_an_adapter_is_exported_as_what_peft_loads(outputs: dict[str, Path], tmp
     run = outputs["flow_grpo_lora"] / "run"
     assert cli.main(["export", str(run), str(tmp_path / "adapter")]) == 0
     assert sorted(contents(tmp_path / "adapter")) == ["adapter_config.json", "adapter_model.safetensors"]
-    base = TinySD3(**SETTINGS).load(CPU, torch.float32)
+    base = small_model().load(CPU, torch.float32)
     bare = drawn(base, run)
     adapted = PeftModel.from_pretrained(base.transformer, str(tmp_path / "adapter"))
-    assert_same_pictures(drawn(Bundle(transformer=adapted), run), sample_run(run, [SEVEN], 2, seed=5))
-    assert not torch.equal(bare.images, sample_run(run, [SEVEN], 2, seed=5).images)
+    assert torch.equal(drawn(Bundle(transformer=adapted), run), sampled(run))
+    assert not torch.equal(bare, sampled(run))
 
 
 def test_the_same_command_again_does_nothing_and_keeps_every_number(
@@ -185,8 +185,8 @@ def test_the_report_stands_alone(outputs: dict[str, Path], capsys: pytest.Captur
 
 
 def test_every_metric_is_documented_and_every_documented_one_is_there(outputs: dict[str, Path]) -> None:
-    rows = [line for line in (ROOT / "docs" / "metrics.md").read_text().splitlines() if line.startswith("| `")]
-    documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    documented = set(re.findall(r"^(\w+/\S+)  ", page, re.MULTILINE))
     lines = [
         line for output in outputs.values() for line in (output / "run" / "metrics.jsonl").read_text().splitlines()
     ]

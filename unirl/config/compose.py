@@ -39,6 +39,7 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """
     with _errors_of(recipe):
         config = _composed(recipe, overrides)
+        _refuse_without_effect(config, overrides)
         _draw_seed(config)
         data = OmegaConf.to_container(config, resolve=True)
     return cast(dict[str, Any], data)
@@ -59,8 +60,8 @@ def composed_yaml(recipe: str, overrides: Sequence[str] = ()) -> str:
 
 def _composed(recipe: str, overrides: Sequence[str]) -> DictConfig:
     own_folder = [Path(recipe).absolute().parent] if recipe.endswith(".yaml") else []
-    groups = {name for folder in [importlib.resources.files(PACKAGE), *own_folder] for name in _groups(folder)}
-    overrides = [_as_hydra(override, groups) for override in overrides]
+    folders = [importlib.resources.files(PACKAGE), *own_folder]
+    overrides = [_as_hydra(override, folders) for override in overrides]
     if not recipe.endswith((".yaml", ".yml")):
         known = shipped_recipes()
         if recipe not in known:
@@ -76,15 +77,13 @@ def _composed(recipe: str, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(file.name, [*overrides, f"hydra.searchpath=[pkg://{PACKAGE}]"])
 
 
-def _groups(folder: Traversable) -> set[str]:
-    """The folders of options below `folder`."""
-    if not folder.is_dir():
-        return set()
-    folders = [entry for entry in folder.iterdir() if entry.is_dir()]
-    return {entry.name for entry in folders if any(option.name.endswith(".yaml") for option in entry.iterdir())}
+def _is_group(key: str, folders: Sequence[Traversable]) -> bool:
+    """Whether one of the `folders` has options of that name."""
+    found = [folder.joinpath(key) for folder in folders]
+    return any(option.name.endswith(".yaml") for group in found if group.is_dir() for option in group.iterdir())
 
 
-def _as_hydra(text: str, groups: set[str]) -> str:
+def _as_hydra(text: str, folders: Sequence[Traversable]) -> str:
     """`key=value` of no group sets the key, be it in the recipe or not: which keys exist is for the loader to say."""
     try:
         [override] = OverridesParser.create().parse_overrides([text])
@@ -101,12 +100,23 @@ def _as_hydra(text: str, groups: set[str]) -> str:
         )
     if override.type is not OverrideType.CHANGE:
         return text
-    if key not in groups and override.package is None:
+    if override.package is None and not _is_group(key, folders):
         return f"++{text}"
     if not isinstance(override.value(), str | list):
         got = shown(override.value())
         raise ConfigError(f"override '{text}': {key} is a group and takes the name of an option, got {got}")
     return text
+
+
+def _refuse_without_effect(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Hydra merges mappings, so that an empty one changes nothing where there is another."""
+    for text in overrides:
+        key, _, value = text.lstrip("+").partition("=")
+        filled_by_others = any(other.lstrip("+").startswith(f"{key}.") for other in overrides)
+        if value.strip() == "{}" and OmegaConf.select(config, key) and not filled_by_others:
+            raise ConfigError(
+                f"override '{text}': mappings are merged, so it changes nothing; write ~{key} to empty it"
+            )
 
 
 def _draw_seed(config: DictConfig) -> None:

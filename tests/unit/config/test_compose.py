@@ -109,6 +109,7 @@ def test_an_environment_variable_is_read(write: Write, monkeypatch: pytest.Monke
         ("model=3", "override 'model=3': model is a group and takes the name of an option, got 3 (int)"),
         ("prompts@data.prompts=null", "prompts is a group and takes the name of an option, got null"),
         ("sampling=[1]", "Error merging override sampling=[1]; Cannot merge a mapping with a list"),
+        ("sampling={}", "override 'sampling={}': mappings are merged, so it changes nothing; write ~sampling to empty"),
         ("+run.steps=4", "Could not append to config. An item is already at 'run.steps'"),
         ("~run.stepz", "Could not delete from config. 'run.stepz' does not exist"),
         ("+model=nope", "model has no option 'nope'; known: "),
@@ -133,6 +134,8 @@ def test_overrides_add_and_remove_as_in_hydra_and_keep_types(write: Write) -> No
     }
     # a key needs no plus: which keys there are is for strict loading to say
     assert compose(recipe, ["sampler=x"])["sampler"] == "x"
+    assert compose(recipe, ["x={}"])["x"] == {}
+    assert compose(recipe, ["x={}", "x.a=1"])["x"] == {"a": 1}
     values = ["x.a=1e-4", "x.b=true", "x.c=null", "x.d=[1,2]", "x.e={f:1}", "x.g='3'", "x.h=no"]
     assert compose(recipe, ["+x=[1,2,3]", "x.1=9"])["x"] == [1, 9, 3]
     assert compose(recipe, values)["x"] == {
