@@ -122,7 +122,7 @@ class DiffusionAlgorithm(ABC):
             # Of a pair of experts the one that is not trained may have made all of these steps: no weight, no gradient.
             if output.losses.requires_grad:
                 (output.losses.sum() / terms).backward()
-            outputs.append(output)
+            outputs.append(dataclasses.replace(output, losses=output.losses.detach()))
         return _reduce(outputs)
 
     def _forwards(self, part: Part, replay_batch: int | None) -> list[slice]:
