@@ -18,6 +18,8 @@ from unirl.config.load import dump, load
 from unirl.config.recipes import shipped_recipes
 from unirl.config.run import load_recipe
 
+# Keys that are there to be refused, with the reason, whatever their value.
+REFUSED = {"HunyuanImage.apg_momentum"}
 PACKAGE = Path(__file__).parents[2] / "unirl"
 
 
@@ -55,7 +57,7 @@ def test_every_key_of_a_recipe_is_read_somewhere(recipe: str) -> None:
     classes = set(settings_classes(load_recipe(recipe, ["run.seed=0"])))
     assert len(classes) > 8
     unread = [f"{cls.__name__}.{f.name}" for cls in classes for f in dataclasses.fields(cls) if f.name not in READ]
-    assert unread == []
+    assert set(unread) <= REFUSED
 
 
 def test_a_key_that_nothing_reads_would_be_found() -> None:
