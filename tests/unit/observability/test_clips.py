@@ -22,8 +22,8 @@ def test_a_video_becomes_an_animated_picture_of_its_frames_and_rate(tmp_path: Pa
         levels = []
         for frame in range(5):
             picture.seek(frame)
-            assert picture.info["duration"] == 100
             levels.append(float(np.asarray(picture.convert("L")).mean()))
+            assert picture.info["duration"] == 100
     assert np.allclose(levels, [0, 64, 128, 191, 255], atol=3)
 
 
