@@ -55,7 +55,7 @@ ALGORITHMS: dict[str, DiffusionAlgorithm] = {
     "nft": DiffusionNFT(),
 }
 # The largest |ratio - 1| before any update: nothing where pi_old is the very forward, rounding where it is another.
-FIRST_DEVIATION = {"grpo": 0.0, "grpo from the rollout": 2e-4, "dppo": 0.0}
+FIRST_DEVIATION = {"grpo": 0.0, "grpo from the rollout": 2e-5, "dppo": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +123,8 @@ def configured(
     prompts: Media,
     sampling: DiffusionSamplingParams,
     algorithm: DiffusionAlgorithm,
+    *,
+    replay_batch: int | None = None,
     **backend: Any,
 ) -> DiffusionConfig:
     """backend: settings of BackendConfig beside the optimizer and, for DiffusionNFT, the EMA that it samples with."""
@@ -140,7 +142,8 @@ def configured(
         reward=RewardConfig({"brightness": WeightedScorer(Brightness())}),
         algorithm=algorithm,
         train=TrainConfig(
-            BackendConfig(optimizer=AdamW(lr=1e-3), ema=ema, **backend), Geometry(num_updates_per_batch=UPDATES)
+            BackendConfig(optimizer=AdamW(lr=1e-3), ema=ema, **backend),
+            Geometry(num_updates_per_batch=UPDATES, replay_batch=replay_batch),
         ),
         eval=EvalConfig(source, samples_per_prompt=2),
     )
@@ -180,7 +183,10 @@ def check(run: Run, silent: tuple[str, ...]) -> None:
 def test_three_steps_of_each_algorithm_move_the_adapter_and_nothing_else(
     case: Case, checkpoint: Path, algorithm: str
 ) -> None:
-    config = configured(case.family(checkpoint), case.prompts, case.sampling, ALGORITHMS[algorithm], lora=ADAPTER)
+    # Two rows at one step are a forward of another size than the rollout's four, which rounds as it likes.
+    replay_batch = 1 if algorithm == "grpo from the rollout" else None
+    settings = {"replay_batch": replay_batch, "lora": ADAPTER}
+    config = configured(case.family(checkpoint), case.prompts, case.sampling, ALGORITHMS[algorithm], **settings)
     run = trained(config)
     check(run, case.silent)
     if algorithm in FIRST_DEVIATION:
