@@ -123,7 +123,7 @@ def test_a_flow_map_refuses_stochastic_steps_guidance_and_losses_on_points(tmp_p
         with pytest.raises(ValueError, match="is a flow map, distilled for deterministic steps without guidance"):
             family.schedule(bundle, dataclasses.replace(deterministic, **change))
     with pytest.raises(ValueError, match="flow map: it has no velocity at a point, train the base checkpoint"):
-        family.time(bundle, torch.tensor([0.5]))
+        family.refuse_points(bundle)
 
 
 def test_an_adapter_of_flux3_is_what_its_own_pipeline_loads(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ MEAN_FLOW = [
 
 
 @pytest.mark.parametrize("case", MEAN_FLOW, ids=str)
-def test_a_mean_flow_checkpoint_samples_as_its_pipeline_does_and_refuses_noise(case: Case, tmp_path: Path) -> None:
+def test_a_mean_flow_checkpoint_samples_as_its_pipeline_does_and_refuses_noise_and_losses_on_points(
+    case: Case, tmp_path: Path
+) -> None:
     folder = case.write(tmp_path / "model")
     family = case.family(folder)
     bundle = family.load(CPU, torch.float32)
@@ -90,6 +92,8 @@ def test_a_mean_flow_checkpoint_samples_as_its_pipeline_does_and_refuses_noise(c
         family.schedule(bundle, noisy(case))
     with pytest.raises(ValueError, match="solver=dpmpp_2m"):
         family.schedule(bundle, dataclasses.replace(ode.sampling, solver="dpmpp_2m"))
+    with pytest.raises(ValueError, match="a loss on single points would train another"):
+        family.refuse_points(bundle)
 
 
 @pytest.mark.parametrize("case", [hunyuan_video.CASES[0], *hunyuan_video_15.CASES, hunyuan_image.CASES[0]], ids=str)

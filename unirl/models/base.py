@@ -115,6 +115,12 @@ class DiffusionFamily(ABC):
     def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
         """Model time of arbitrary noise levels `(B,)`, for losses on the forward process."""
 
+    def refuse_points(self, bundle: Bundle) -> None:  # noqa: B027 - optional
+        """ValueError where the model has no velocity at a point, for losses on the forward process to train.
+
+        Models that predict the mean velocity of a whole step say so; others leave it out.
+        """
+
     @abstractmethod
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """One row a prompt, on the device: texts, and where the family takes them source pictures.

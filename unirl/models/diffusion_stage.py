@@ -88,6 +88,7 @@ class DiffusionStage:
         latents: `(N, K, *latent)`, K points for each row of `conditions`; sigma, time: `(N, K)`.
         Returns `(N, K, *latent)`.
         """
+        self.family.refuse_points(self.bundle)
         count, points = latents.shape[:2]
         rows = torch.arange(count, device=latents.device).repeat_interleave(points)
         level = sigma.flatten()

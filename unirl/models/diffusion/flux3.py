@@ -98,11 +98,13 @@ class FLUX3(DiffusionFamily):
         return Schedule(sigmas=sigmas, times=sigmas[:-1])
 
     def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+        return sigma
+
+    def refuse_points(self, bundle: Bundle) -> None:
         if _is_flow_map(bundle):
             raise ValueError(
                 f"{self.checkpoint} is a flow map: it has no velocity at a point, train the base checkpoint"
             )
-        return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """The mask of the embedding is the window, not the prompt in it."""

@@ -84,6 +84,14 @@ class Hunyuan(DiffusionFamily):
     def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
         return sigma * pipeline_of(bundle).scheduler.config.num_train_timesteps
 
+    def refuse_points(self, bundle: Bundle) -> None:
+        """A mean-flow model: what it predicts for a step of no length is not what it samples with."""
+        if averages(bundle):
+            raise ValueError(
+                f"{self.checkpoint} is a mean-flow model: it samples with the average velocity of a whole step, and a "
+                "loss on single points would train another; train a checkpoint that is not distilled"
+            )
+
     def save(self, bundle: Bundle, folder: Path) -> None:
         pipeline_of(bundle).save_pretrained(folder)
 
