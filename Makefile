@@ -47,7 +47,7 @@ recipes: $(VENV)/installed-dev
 test: $(VENV)/installed-dev  ## all tests that take seconds
 	$(BIN)/python -m pytest $(PARALLEL)
 
-test-slow: $(VENV)/installed-dev  ## the tests that take minutes (the quickstart on three seeds)
+test-slow: $(VENV)/installed-dev  ## the tests that take minutes: the quickstart on three seeds, every family in training
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not gpu" --timeout 1800
 
 bench: $(VENV)/installed-dev  ## the figures of the README, measured on this machine

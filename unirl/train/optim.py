@@ -30,10 +30,6 @@ class AdamW:
             raise ValueError(f"final_ratio is a share of lr in [0, 1], got {self.final_ratio}")
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps must not be negative, got {self.warmup_steps}")
-        if not self.eps > 0:
-            raise ValueError(f"eps must be positive, got {self.eps}")
-        if not 0 <= self.final_ratio <= 1:
-            raise ValueError(f"final_ratio must be in [0, 1], got {self.final_ratio}")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
 
