@@ -132,9 +132,9 @@ class DiffusionFamily(ABC):
         """`encode` for the unconditional branch; another one where prompts get an instruction that it lacks."""
         return self.encode(bundle, prompts, sampling)
 
-    @abstractmethod
     def guided(self, guidance: float) -> bool:
-        """Whether this guidance needs an unconditional branch."""
+        """Whether this guidance needs an unconditional branch: any but 1, unless the family says otherwise."""
+        return guidance != 1
 
     @abstractmethod
     def predict(
@@ -145,11 +145,11 @@ class DiffusionFamily(ABC):
         guidance: for models that take it as an input
         """
 
-    @abstractmethod
     def guide(
         self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
     ) -> torch.Tensor:
-        """The velocity that guidance makes of the two branches."""
+        """The velocity that guidance makes of the two branches: classifier-free, unless the family says otherwise."""
+        return classifier_free(conditional, unconditional, guidance)
 
     def guide_at(
         self,
@@ -172,13 +172,13 @@ class DiffusionFamily(ABC):
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         """x_0 of given media, for supervised training: the inverse of `decode`."""
 
-    @abstractmethod
     def recompute_blocks(self, bundle: Bundle) -> None:
         """Gradient checkpointing: from now on a backward recomputes the transformer's blocks."""
+        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
 
-    @abstractmethod
     def save(self, bundle: Bundle, folder: Path) -> None:
-        """Write what `load` (and, for a published family, diffusers) reads back."""
+        """Write what `load` (and, for a published family, diffusers) reads back: the whole pipeline."""
+        bundle.processors["pipeline"].save_pretrained(folder)
 
     def adapter_files(self, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
         """The adapter of the trained module as the files that diffusers loads, by name: one for each transformer."""

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -125,14 +125,6 @@ class TinySD3(DiffusionFamily):
             return output
         return (latents - output) / step.sigma.clamp(min=0.05)[:, None, None, None]
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         images = ((latents.float() + 1) / 2).clamp(0, 1)
         return Media(images=images.expand(-1, 3, -1, -1).cpu())
@@ -140,9 +132,6 @@ class TinySD3(DiffusionFamily):
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         assert media.images is not None, "supervised training of this family needs images"
         return media.images[:, : self.channels].to(bundle.device) * 2 - 1
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         from safetensors.torch import save_file

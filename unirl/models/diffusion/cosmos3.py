@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.pretrained import check_checkpoint
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -100,14 +99,6 @@ class Cosmos3(DiffusionFamily):
         rows = zip(latents, step.time, embedding.tokens, embedding.mask, strict=True)
         return torch.cat([_velocity(bundle, x, time, ids[real]) for x, time, ids, real in rows])
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         pipeline = _pipeline(bundle)
         mean, std = _statistics(bundle)
@@ -120,12 +111,6 @@ class Cosmos3(DiffusionFamily):
         mean, std = _statistics(bundle)
         pixels = media.images.to(bundle.device, torch.float32)[:, :, None] * 2 - 1
         return ((_pipeline(bundle).vae.encode(pixels, return_dict=False)[0].mode() - mean) / std)[:, :, 0]
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
 
 def _pipeline(bundle: Bundle) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.pretrained import check_checkpoint, check_euler, check_size
 from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import flux2_mu, pin, shift_sigmas, uniform_sigmas
@@ -103,11 +102,6 @@ class FLUX2(DiffusionFamily):
         height, width = latents.shape[-2:]
         return velocity[:, : height * width].mT.unflatten(2, (height, width))
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         pipeline = _pipeline(bundle)
         return Media(
@@ -117,12 +111,6 @@ class FLUX2(DiffusionFamily):
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         assert media.images is not None, "supervised training of this family needs images"
         return from_pixels(_pipeline(bundle).vae, media.images * 2 - 1)
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,9 +153,6 @@ class FLUX2Klein(FLUX2):
 
     def told(self, step: Step, guidance: float) -> torch.Tensor | None:
         return None
-
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.diffusion.flux2 import from_pixels, to_pixels
 from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding
 from unirl.models.sources import EditEmbedding, to_pil
@@ -145,14 +145,6 @@ class FLUX3(DiffusionFamily):
         pieces = [_forward(bundle, latents[rows], step, rows, embedding.select(rows)) for rows in groups]
         return torch.cat(pieces)[torch.cat(groups).argsort()]
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         pipeline = _pipeline(bundle)
         pixels = to_pixels(pipeline.vae, latents)
@@ -161,9 +153,6 @@ class FLUX3(DiffusionFamily):
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         assert media.images is not None, "supervised training of this family needs images"
         return from_pixels(_pipeline(bundle).vae, media.images * 2 - 1)
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         _pipeline(bundle).save_pretrained(str(folder), overwrite_modular_index=True)

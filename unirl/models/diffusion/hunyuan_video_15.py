@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, Facts, classifier_free
+from unirl.models.base import Bundle, Facts
 from unirl.models.diffusion.hunyuan import (
     LICENCE,
     LORA_TARGETS,
@@ -74,22 +74,11 @@ class _HunyuanVideo15(GlyphHunyuan):
             return_dict=False,
         )[0]
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         return decode_videos(bundle, latents)
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         return encode_videos(bundle, media)
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
 
 
 @dataclasses.dataclass(frozen=True)

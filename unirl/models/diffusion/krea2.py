@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.pretrained import check_checkpoint, check_euler
 from unirl.sde.schedule import exponential_shift, linear_mu, pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -132,14 +131,6 @@ class Krea2(DiffusionFamily):
         )[0]
         return torch.nn.functional.pixel_shuffle(velocity.transpose(1, 2).unflatten(2, grid), pipeline.patch_size)
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         pipeline = _pipeline(bundle)
         mean, std = _statistics(bundle)
@@ -152,12 +143,6 @@ class Krea2(DiffusionFamily):
         mean, std = _statistics(bundle)
         pixels = media.images.to(bundle.device, torch.float32)[:, :, None] * 2 - 1
         return ((_pipeline(bundle).vae.encode(pixels, return_dict=False)[0].mode() - mean) / std)[:, :, 0]
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
 
 def _pipeline(bundle: Bundle) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.pretrained import check_checkpoint, check_euler
 from unirl.sde.schedule import (
     exponential_shift,
@@ -184,11 +183,6 @@ class LTX2(DiffusionFamily):
     def guided(self, guidance: float) -> bool:
         return guidance != 1 or self._audio_guidance(guidance) != 1
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def guide_at(
         self,
         conditional: torch.Tensor,
@@ -233,12 +227,6 @@ class LTX2(DiffusionFamily):
             "supervised training of LTX-2 is not offered: diffusers does not ship the mel spectrogram that its "
             "sound autoencoder was trained on"
         )
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
     def _audio_guidance(self, guidance: float) -> float:
         return guidance if self.audio_guidance is None else self.audio_guidance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -104,9 +103,6 @@ class Lumina2(DiffusionFamily):
             return_dict=False,
         )[0]
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
     def guide(
         self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
     ) -> torch.Tensor:
@@ -120,12 +116,6 @@ class Lumina2(DiffusionFamily):
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         return encode_images(_pipeline(bundle), media)
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
 
 def _pipeline(bundle: Bundle) -> Any:

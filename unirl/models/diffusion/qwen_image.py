@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -61,9 +60,6 @@ class QwenImageBase(DiffusionFamily):
     def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
         return sigma
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
     def guide(
         self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
     ) -> torch.Tensor:
@@ -83,12 +79,6 @@ class QwenImageBase(DiffusionFamily):
         """The mode of the autoencoder's posterior, not a draw: the same picture is the same latent."""
         assert media.images is not None, "supervised training of this family needs images"
         return encode_pixels(bundle, media.images * 2 - 1)
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        bundle.processors["pipeline"].save_pretrained(folder)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.diffusion.qwen_image import (
     dynamic_sigmas,
     encode_pixels,
@@ -136,14 +136,6 @@ class QwenImage21(DiffusionFamily):
 
         return in_groups(list(zip(lengths, shapes, strict=True)), forward)
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         """The autoencoder draws with transparency; a person sees it on white."""
         pipeline = bundle.processors["pipeline"]
@@ -157,9 +149,6 @@ class QwenImage21(DiffusionFamily):
         assert media.images is not None, "supervised training of this family needs images"
         opaque = torch.ones_like(media.images[:, :1])
         return encode_pixels(bundle, torch.cat([media.images * 2 - 1, opaque], dim=1))
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         """With the checkpoint's processor as it is: ours lacks the video part."""

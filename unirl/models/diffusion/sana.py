@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.pretrained import check_checkpoint, check_size
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -105,14 +104,6 @@ class Sana(DiffusionFamily):
             return_dict=False,
         )[0]
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         pipeline = _pipeline(bundle)
         decoded = pipeline.vae.decode(latents.float() / pipeline.vae.config.scaling_factor, return_dict=False)[0]
@@ -123,12 +114,6 @@ class Sana(DiffusionFamily):
         vae = _pipeline(bundle).vae
         pixels = media.images.to(bundle.device, torch.float32) * 2 - 1
         return vae.encode(pixels, return_dict=False)[0] * vae.config.scaling_factor
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
     def _encode(self, bundle: Bundle, prompts: Media, lines: list[str]) -> Embedding:
         tokens, mask, _, _ = _pipeline(bundle).encode_prompt(

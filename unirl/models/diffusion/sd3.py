@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.pretrained import check_checkpoint, check_size, decode_images, encode_images, static_shift
 from unirl.sde.schedule import pin, shift_sigmas, twice_shifted_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -137,25 +137,11 @@ class SD3(DiffusionFamily):
             return_dict=False,
         )[0]
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         return decode_images(_pipeline(bundle), latents)
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         return encode_images(_pipeline(bundle), media)
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
 
 def _pipeline(bundle: Bundle) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
+from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.pretrained import check_checkpoint, check_size
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -126,14 +125,6 @@ class Wan(DiffusionFamily):
     ) -> torch.Tensor:
         return bundle.transformer(**_inputs(bundle, latents, step, embedding), return_dict=False)[0]
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
-
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         pipeline = _pipeline(bundle)
         mean, std = _statistics(pipeline, latents.device)
@@ -149,9 +140,6 @@ class Wan(DiffusionFamily):
 
     def recompute_blocks(self, bundle: Bundle) -> None:
         bundle.trained.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
     def _loaded(self, device: torch.device, dtypes: dict[str, torch.dtype]) -> Any:
         from diffusers import DiffusionPipeline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -108,9 +107,6 @@ class ZImage(DiffusionFamily):
         )[0]
         return -torch.stack(output).squeeze(2)
 
-    def guided(self, guidance: float) -> bool:
-        return guidance != 1
-
     def guide(
         self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
     ) -> torch.Tensor:
@@ -125,12 +121,6 @@ class ZImage(DiffusionFamily):
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         return encode_images(_pipeline(bundle), media)
-
-    def recompute_blocks(self, bundle: Bundle) -> None:
-        bundle.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(folder)
 
 
 def _pipeline(bundle: Bundle) -> Any:
