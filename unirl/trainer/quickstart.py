@@ -33,7 +33,7 @@ class Outcome:
     def summary(self) -> str:
         """What was learnt, in a few lines."""
         lines = [
-            f"  {label:<44} {self.before[name]:6.3f} -> {self.after[name]:.3f}"
+            f"  {label:<46} {self.before[name]:6.3f} -> {self.after[name]:.3f}"
             for label, name in (
                 ("asked digit drawn, says a nearest neighbour", "eval/knn"),
                 ("asked digit drawn, says a random forest", "eval/forest"),
