@@ -94,6 +94,11 @@ class DiffusionFamily(ABC):
             raise ValueError(
                 f"{type(self).__name__} makes single images: sampling.frames must be 1, got {sampling.frames}"
             )
+        if sampling.negative_prompt and not self.guided(sampling.guidance):
+            raise ValueError(
+                f"sampling.negative_prompt={sampling.negative_prompt!r} has no effect: at guidance {sampling.guidance} "
+                f"{type(self).__name__} has no unconditional branch"
+            )
         self.check(prompts, sampling)
 
     def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:  # noqa: B027 - optional

@@ -161,3 +161,10 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         stage.replay(part, torch.tensor([0, 2])).log_probs.sum().backward()
         grads.append(gradients(bundle.transformer))
     assert equal(*grads)
+
+
+def test_a_negative_prompt_without_an_unconditional_branch_is_refused() -> None:
+    sampling = dataclasses.replace(GUIDED, height=8, width=8, negative_prompt="two")
+    TINY.refuse([SEVEN], sampling)
+    with pytest.raises(ValueError, match=r"negative_prompt='two' has no effect: at guidance 1\.0 TinySD3"):
+        TINY.refuse([SEVEN], dataclasses.replace(sampling, guidance=1.0))
