@@ -45,6 +45,20 @@ def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index
         raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")
 
 
+def load_pipeline(
+    pipeline_class: Any, checkpoint: str, device: torch.device, *, dtype: torch.dtype, frozen_dtype: torch.dtype | None
+) -> Any:
+    """A diffusers pipeline on `device`: its transformer in `dtype`, the rest in `frozen_dtype` (None for the same).
+
+    The autoencoder stays float32 (it is small, and rewards look at what it draws) and decodes one picture at a time:
+    the memory of a batch is that of one, and no picture depends on its batch.
+    """
+    dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
+    pipeline = pipeline_class.from_pretrained(checkpoint, dtype=dtypes).to(device)
+    pipeline.vae.enable_slicing()
+    return pipeline
+
+
 def check_euler(config: Mapping[str, Any], *read: str, time_shift: str = "exponential") -> None:
     """ValueError unless a scheduler is Euler's and sets nothing that changes its table but what a family has `read`.
 

@@ -15,6 +15,7 @@ from unirl.models.pretrained import (
     check_size,
     decode_images,
     encode_images,
+    load_pipeline,
     ragged_embedding,
 )
 from unirl.sde.schedule import pin, shift_sigmas
@@ -61,8 +62,7 @@ class CogView4(DiffusionFamily):
         from diffusers import CogView4Pipeline
         from diffusers.models.transformers.transformer_cogview4 import CogView4TrainingAttnProcessor
 
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline = CogView4Pipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        pipeline = load_pipeline(CogView4Pipeline, self.checkpoint, device, dtype=dtype, frozen_dtype=frozen_dtype)
         check_euler(pipeline.scheduler.config, "use_dynamic_shifting", time_shift="linear")
         if not pipeline.scheduler.config.use_dynamic_shifting:
             raise ValueError(
@@ -71,7 +71,6 @@ class CogView4(DiffusionFamily):
         # The processor of inference adds its mask to the logits as ones and zeros, which masks nothing.
         for block in pipeline.transformer.transformer_blocks:
             block.attn1.set_processor(CogView4TrainingAttnProcessor())
-        pipeline.vae.enable_slicing()
         frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
         return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
 

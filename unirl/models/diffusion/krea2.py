@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_euler
+from unirl.models.pretrained import check_checkpoint, check_euler, load_pipeline
 from unirl.sde.schedule import exponential_shift, linear_mu, pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -62,14 +62,12 @@ class Krea2(DiffusionFamily):
         """The autoencoder stays float32: it is small, and rewards look at what it draws."""
         from diffusers import Krea2Pipeline
 
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline: Any = Krea2Pipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        pipeline: Any = load_pipeline(Krea2Pipeline, self.checkpoint, device, dtype=dtype, frozen_dtype=frozen_dtype)
         check_euler(pipeline.scheduler.config, "use_dynamic_shifting")
         if not pipeline.scheduler.config["use_dynamic_shifting"]:
             raise ValueError(
                 "this family shifts by the size of what it makes, the checkpoint's scheduler by a constant"
             )
-        pipeline.vae.enable_slicing()
         # How many tokens the template takes is the tokenizer's affair; the pipeline has the numbers of one of them.
         prefix, suffix = pipeline.prompt_template_encode_prefix, pipeline.prompt_template_encode_suffix
         pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(prefix).input_ids)

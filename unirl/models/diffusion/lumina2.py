@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
-from unirl.models.pretrained import check_checkpoint, check_size, decode_images, encode_images, static_shift
+from unirl.models.pretrained import (
+    check_checkpoint,
+    check_size,
+    decode_images,
+    encode_images,
+    load_pipeline,
+    static_shift,
+)
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -54,10 +61,8 @@ class Lumina2(DiffusionFamily):
 
         if (frozen_dtype or dtype) == torch.float16:
             raise ValueError("the text encoder of Lumina2 (Gemma 2) overflows in float16; take bfloat16 or float32")
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline = Lumina2Pipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        pipeline = load_pipeline(Lumina2Pipeline, self.checkpoint, device, dtype=dtype, frozen_dtype=frozen_dtype)
         static_shift(pipeline.scheduler.config)
-        pipeline.vae.enable_slicing()
         frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
         return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_size
+from unirl.models.pretrained import check_checkpoint, check_size, load_pipeline
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -63,10 +63,8 @@ class Sana(DiffusionFamily):
 
         if (frozen_dtype or dtype) == torch.float16:
             raise ValueError("the text encoder of Sana overflows in float16; take bfloat16 or float32")
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline = SanaPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        pipeline = load_pipeline(SanaPipeline, self.checkpoint, device, dtype=dtype, frozen_dtype=frozen_dtype)
         _check_scheduler(pipeline.scheduler.config)
-        pipeline.vae.enable_slicing()
         frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
         return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
 

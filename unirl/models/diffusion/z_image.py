@@ -13,6 +13,7 @@ from unirl.models.pretrained import (
     check_size,
     decode_images,
     encode_images,
+    load_pipeline,
     ragged_embedding,
     static_shift,
 )
@@ -64,10 +65,8 @@ class ZImage(DiffusionFamily):
         """The autoencoder stays float32: it is small, and rewards look at what it draws."""
         from diffusers import ZImagePipeline
 
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline = ZImagePipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        pipeline = load_pipeline(ZImagePipeline, self.checkpoint, device, dtype=dtype, frozen_dtype=frozen_dtype)
         static_shift(pipeline.scheduler.config)
-        pipeline.vae.enable_slicing()
         frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
         return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
 
