@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
 # What a person can start: `unirl/recipes/<domain>/<recipe>.yaml`; the other folders hold groups.
-DOMAINS := diffusion sft
+DOMAINS := ar diffusion sft
 RECIPES := $(foreach domain,$(DOMAINS),$(wildcard unirl/recipes/$(domain)/*.yaml))
 
 .PHONY: help quickstart check lint types imports house recipes test test-slow bench docs clean

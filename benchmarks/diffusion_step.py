@@ -26,11 +26,12 @@ from unirl.models.diffusion.sd3 import SD3
 from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
 from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Geometry
+from unirl.train.stack.planner import DiffusionGeometry
 from unirl.types.media import Media
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
@@ -69,7 +70,7 @@ class Product:
 
     def __init__(self, slab: Slab, checkpoint: Path, work: Workload) -> None:
         self._work = work
-        backend = BackendConfig(
+        backend = DiffusionBackendConfig(
             optimizer=AdamW(lr=1e-4),
             lora=LoRA(rank=32, alpha=64),
             guidance_gradient=work.guidance_gradient,
@@ -87,7 +88,7 @@ class Product:
         algorithm = FlowGRPO(clip_low=work.clip, clip_high=work.clip, kl_coef=0.0)
         self._rollout = slab.spawn(TrainsideEngine, self.backend, Trainside())
         self._reward = slab.spawn(RewardService, RewardConfig({"brightness": WeightedScorer(Brightness())}))
-        self._stack = slab.spawn(TrainStack, self.backend, algorithm, Geometry(replay_batch=1), seed=0)
+        self._stack = slab.spawn(TrainStack, self.backend, algorithm, DiffusionGeometry(replay_batch=1), seed=0)
         self._sampling = DiffusionSamplingParams(
             steps=work.steps,
             height=SIDE,

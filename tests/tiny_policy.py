@@ -9,12 +9,15 @@ from typing import Any, Literal
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs, Progress
+from unirl.algorithms.base import AlgorithmOutput, Context, Needs, Progress
+from unirl.algorithms.diffusion_base import Anchors, DiffusionAlgorithm
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.models.base import DiffusionFamily
+from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.models.tiny import TinySD3
 from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import Geometry
@@ -69,7 +72,7 @@ def policy(
     family: DiffusionFamily = SMALL, *, reference: bool = False, total_steps: int = 100, **settings: Any
 ) -> FSDPBackend:
     """A backend on the CPU that does not clip; `settings` are those of BackendConfig."""
-    config = BackendConfig(**{"optimizer": PLAIN, "max_grad_norm": None, **settings})
+    config = DiffusionBackendConfig(**{"optimizer": PLAIN, "max_grad_norm": None, **settings})
     return FSDPBackend(
         family, config, device=torch.device("cpu"), seed=0, total_steps=total_steps, with_reference=reference
     )
@@ -87,7 +90,7 @@ def rollout(
     """`group` pictures of each prompt in 4 stochastic steps unless `sampling` says otherwise, without rewards."""
     roots = as_roots([PromptRow(prompt) for prompt in prompts], number)
     request = Sample((roots,)).fork(group, dataclasses.replace(SAMPLING, **sampling))
-    return TrainsideEngine(backend, engine or Trainside()).generate(request).frontier
+    return TrainsideEngine(backend, engine or Trainside(), DiffusionPipeline).generate(request).frontier
 
 
 def rewarded(

@@ -54,10 +54,9 @@ def train(recipe: str, overrides: list[str]) -> int:
     prepare_process()
     config = load_recipe(recipe, overrides)
     from unirl.trainer.base import run
-    from unirl.trainer.diffusion import DiffusionConfig, DiffusionTrainer
-    from unirl.trainer.sft import SFTTrainer
+    from unirl.trainer.domains import trainer_of
 
-    return run(DiffusionTrainer(config) if isinstance(config, DiffusionConfig) else SFTTrainer(config))
+    return run(trainer_of(config))
 
 
 def quickstart(output: Path, seed: int) -> int:
@@ -71,12 +70,15 @@ def quickstart(output: Path, seed: int) -> int:
 
 
 def sample(run: Path, prompts: list[str], number: int, seed: int, out: Path | None, step: int | None) -> None:
-    """Draw pictures with the weights of a run."""
+    """Draw pictures, or write texts, with the weights of a run."""
     prepare_process()
     from unirl.observability.grids import save_grid
     from unirl.trainer.restore import sample_run
 
     media = sample_run(run, prompts, number, seed=seed, step=step)
+    if media.texts is not None:
+        print(*media.texts, sep="\n")
+        return
     assert media.images is not None
     captions = [prompt for prompt in prompts for _ in range(number)]
     print(save_grid(media.images, out or run / "samples" / "sample.png", columns=number, captions=captions))

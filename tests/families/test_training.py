@@ -17,7 +17,7 @@ from tests.families.case import Case
 from tests.families.cases import flux3
 from tests.families.conftest import ALL
 from tests.families.test_hunyuan import MEAN_FLOW
-from unirl.algorithms.base import DiffusionAlgorithm
+from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_dppo import FlowDPPO
 from unirl.algorithms.flow_grpo import FlowGRPO
@@ -31,13 +31,14 @@ from unirl.observability.run_folder import RunFolder
 from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.service import RewardConfig, WeightedScorer
 from unirl.rollout.trainside import Trainside
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
-from unirl.train.stack.planner import Geometry
-from unirl.trainer.diffusion import DataConfig, DiffusionConfig, DiffusionTrainer, TrainConfig
-from unirl.trainer.evaluation import EvalConfig
+from unirl.train.stack.planner import DiffusionGeometry
+from unirl.trainer.diffusion import DiffusionConfig, DiffusionEvalConfig, DiffusionTrainConfig, DiffusionTrainer
+from unirl.trainer.rl import DataConfig
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.types.media import Media
 from unirl.types.metric import values
@@ -141,11 +142,11 @@ def configured(
         rollout=Trainside(weights="ema" if nft else "live"),
         reward=RewardConfig({"brightness": WeightedScorer(Brightness())}),
         algorithm=algorithm,
-        train=TrainConfig(
-            BackendConfig(optimizer=AdamW(lr=1e-3), ema=ema, **backend),
-            Geometry(num_updates_per_batch=UPDATES, replay_batch=replay_batch),
+        train=DiffusionTrainConfig(
+            DiffusionBackendConfig(optimizer=AdamW(lr=1e-3), ema=ema, **backend),
+            DiffusionGeometry(num_updates_per_batch=UPDATES, replay_batch=replay_batch),
         ),
-        eval=EvalConfig(source, samples_per_prompt=2),
+        eval=DiffusionEvalConfig(source, samples_per_prompt=2),
     )
 
 

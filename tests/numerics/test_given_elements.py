@@ -19,7 +19,7 @@ from tests.tiny_policy import (
     train,
     trajectory,
 )
-from unirl.algorithms.base import DiffusionAlgorithm
+from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_dppo import FlowDPPO
 from unirl.algorithms.flow_grpo import FlowGRPO
@@ -74,9 +74,8 @@ class Inpainting(TinySD3):
 
 def given_of(part: Part) -> torch.Tensor:
     """The given elements of each row, `(N, 24)`."""
-    assert part.conditions is not None
-    assert part.conditions.positive.given is not None
-    return part.conditions.positive.given[:, GIVEN]
+    assert part.guidance_branches.positive.given is not None
+    return part.guidance_branches.positive.given[:, GIVEN]
 
 
 def batch(backend: FSDPBackend) -> Part:
@@ -118,10 +117,9 @@ def test_the_walk_leaves_given_elements_as_they_are(sampling: dict[str, Any]) ->
 def test_the_model_sees_given_elements_without_noise_on_the_forward_process() -> None:
     backend = policy(Inpainting())
     part = rollout(backend)
-    assert part.conditions is not None
     x_0 = trajectory(part).final
     noise, sigma = torch.randn(len(part), 3, *x_0.shape[1:]), torch.tensor([0.1, 0.5, 1.0]).expand(len(part), 3)
-    noisy = backend.stage.noised(part.conditions, x_0, noise, sigma)
+    noisy = backend.stage.noised(part.guidance_branches, x_0, noise, sigma)
     for points in noisy.unbind(1):
         assert torch.equal(points[:, GIVEN], given_of(part))
     assert torch.equal(noisy[:, 2][:, ~GIVEN], noise[:, 2][:, ~GIVEN])

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from tests.tiny_policy import SAMPLING, SMALL, brightness, rewarded
-from unirl.algorithms.base import DiffusionAlgorithm, Progress
+from unirl.algorithms.base import Progress
+from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_dppo import FlowDPPO
 from unirl.algorithms.flow_grpo import FlowGRPO
@@ -29,7 +30,8 @@ from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.rollout.supervised import SupervisedEncoder
 from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
@@ -76,7 +78,7 @@ def spawned(slab: Slab, *, ema: EMA | None, updates: int, reference: bool) -> Ha
     return slab.spawn(
         FSDPBackend,
         SMALL,
-        BackendConfig(optimizer=OPTIMIZER, ema=ema),
+        DiffusionBackendConfig(optimizer=OPTIMIZER, ema=ema),
         device=torch.device("cpu"),
         seed=0,
         total_steps=STEPS * updates,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.tiny_policy import context, last_gradient, policy, relative_difference, rewarded, rollout, train
-from unirl.algorithms.base import DiffusionAlgorithm
+from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_dppo import FlowDPPO
 from unirl.algorithms.flow_grpo import FlowGRPO
@@ -98,14 +98,13 @@ def test_the_reported_loss_is_the_optimised_one(name: str) -> None:
         # The adaptive weight is detached: what is reported then changes with it, what is optimised does not.
         algorithm = dataclasses.replace(algorithm, adaptive_weight=False)
     part, own = batch(backend), context(backend)
-    anchors = algorithm.frozen_anchors(own, part, None)
+    anchors = algorithm.frozen_anchors(own, part)
     weights = [w for w in backend.stage.bundle.transformer.parameters() if w.requires_grad]
 
     def loss_at(distance: float, along: list[torch.Tensor]) -> float:
         for weight, direction in zip(weights, along, strict=True):
             weight.data += distance * direction
-        terms = len(part) * algorithm.columns(part)
-        report = algorithm.backward(own, part, anchors=anchors, replay_batch=None, terms=terms)
+        report = algorithm.backward(own, part, anchors, terms=algorithm.terms(part))
         for weight, direction in zip(weights, along, strict=True):
             weight.data -= distance * direction
         return report["train/loss"].value

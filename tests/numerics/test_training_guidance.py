@@ -29,7 +29,7 @@ from unirl.sde.strategy import FlowSDE
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
-from unirl.train.stack.planner import Geometry, plan
+from unirl.train.stack.planner import DiffusionGeometry, plan
 from unirl.types.condition import Embedding
 from unirl.types.metric import values
 from unirl.types.sample import Part
@@ -113,10 +113,9 @@ def test_1_and_a_fifth_make_3_8_in_rollout_replay_reference_and_forward_process(
     with backend.reference():
         torch.testing.assert_close(backend.stage.replay(part, steps).means, expected, rtol=0, atol=1e-5)
 
-    assert part.conditions is not None
     level = torch.full((4, 2), 0.5)
     points = torch.randn(4, 2, 1, 8, 8)
-    found = backend.stage.velocity(part.conditions, points, sigma=level, time=1000 * level, guidance=guidance)
+    found = backend.stage.velocity(part.guidance_branches, points, sigma=level, time=1000 * level, guidance=guidance)
     torch.testing.assert_close(found, torch.full_like(points, velocity), rtol=0, atol=1e-6)
 
 
@@ -136,8 +135,7 @@ def test_the_forward_process_of_nft_uses_the_guidance_of_the_rollout() -> None:
 def test_without_guidance_no_unconditional_velocity_is_asked_for_or_kept() -> None:
     backend = policy(guidance_gradient=False)
     part = rollout(backend, guidance=1.0)
-    assert part.conditions is not None
-    assert part.conditions.negative is None
+    assert part.guidance_branches.negative is None
     assert trajectory(part).unconditional is None
 
 
@@ -209,7 +207,7 @@ def test_it_is_not_used_for_samples_of_earlier_weights() -> None:
 def test_it_is_not_used_in_the_second_update() -> None:
     def poisoned(part: Part) -> Part:
         """What was recorded of the rows of the second update is wrong."""
-        (_, (second,)) = plan(part, Geometry(num_updates_per_batch=2), seed=0)
+        (_, (second,)) = plan(part, DiffusionGeometry(num_updates_per_batch=2), seed=0)
         wrong = recorded(part).clone()
         wrong[[part.ids.index(sample_id) for sample_id in second.ids]] += POISON
         return with_unconditional(part, wrong)

@@ -21,14 +21,14 @@ from tests.tiny_policy import (
     trajectory,
     weights_of,
 )
-from unirl.algorithms.base import DiffusionAlgorithm
+from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.algorithms.flow_dppo import FlowDPPO
 from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.models.base import Bundle
 from unirl.models.tiny import TinySD3
 from unirl.sde.steps import Step
 from unirl.train.optim import AdamW
-from unirl.train.stack.planner import Geometry, plan
+from unirl.train.stack.planner import DiffusionGeometry, plan
 from unirl.types.condition import Embedding
 from unirl.types.metric import values
 from unirl.types.sample import Part
@@ -139,7 +139,7 @@ def test_over_two_updates_pi_old_stands_still_and_the_ratio_leaves_1(
 ) -> None:
     """What the second update reports is measured here against the log-probs of the rollout."""
     backend = policy()
-    algorithm, geometry = FlowGRPO(kl_coef=0.0, anchor=anchor), Geometry(num_updates_per_batch=2)
+    algorithm, geometry = FlowGRPO(kl_coef=0.0, anchor=anchor), DiffusionGeometry(num_updates_per_batch=2)
     part = rewarded(rollout(backend, group=4), REWARDS)
     given = part if of_these_weights else older(part)
     recorded = trajectory(part).log_probs.clone()

@@ -15,7 +15,8 @@ from unirl.models.base import Bundle
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.models.tiny import TinySD3
 from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
@@ -102,7 +103,13 @@ def test_through_a_slab_the_engine_fills_the_request_it_was_given() -> None:
     request = Sample((as_roots([PromptRow("one"), PromptRow("two", {"answer": 2})], 0),)).fork(2, SAMPLING)
     with Placement(device="cpu").slab() as slab:
         backend = slab.spawn(
-            FSDPBackend, SMALL, BackendConfig(), device=torch.device("cpu"), seed=0, total_steps=1, with_reference=False
+            FSDPBackend,
+            SMALL,
+            DiffusionBackendConfig(),
+            device=torch.device("cpu"),
+            seed=0,
+            total_steps=1,
+            with_reference=False,
         )
         filled = slab.spawn(TrainsideEngine, backend, Trainside()).generate(request)
     assert filled.roots is request.roots

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
+from unirl.algorithms.base import AlgorithmOutput, Needs
+from unirl.algorithms.diffusion_base import Anchors, DiffusionAlgorithm, DiffusionContext
 from unirl.algorithms.losses import denoising_error, implied_velocities, optimality
 from unirl.models.policy import Weights
 from unirl.sde.strategy import row_mean
@@ -55,22 +56,25 @@ class DiffusionNFT(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return max(int(self.time_fraction * _segment(part).num_steps), 1)
 
-    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: DiffusionContext, part: Part, columns: slice) -> Anchors | None:
         # v_old is the EMA policy, which stands still during the updates on a rollout: it needs no freezing.
         return None
 
-    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
+    def loss(self, context: DiffusionContext, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         x_0 = _segment(part).final.float()
         index, noise = self._draws(part, columns, x_0)
         schedule = context.stage.schedule(part)
         sigma, time = schedule.sigmas[index].to(x_0.device), schedule.times[index].to(x_0.device)
-        assert part.conditions is not None
-        assert part.sampling is not None
         assert part.advantages is not None
-        weights = part.conditions.positive.weights
-        x_t = context.stage.noised(part.conditions, x_0, noise, sigma)
+        weights = part.guidance_branches.positive.weights
+        x_t = context.stage.noised(part.guidance_branches, x_0, noise, sigma)
         predict = functools.partial(
-            context.stage.velocity, part.conditions, x_t, sigma=sigma, time=time, guidance=part.sampling.guidance
+            context.stage.velocity,
+            part.guidance_branches,
+            x_t,
+            sigma=sigma,
+            time=time,
+            guidance=part.diffusion_sampling.guidance,
         )
         # Other weights come first: swapping them under a graph that is still to be walked back is asking for trouble.
         with torch.no_grad(), context.weights.ema():
@@ -100,11 +104,10 @@ class DiffusionNFT(DiffusionAlgorithm):
 
     def _draws(self, part: Part, columns: slice, x_0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Schedule indices `(N, K)` and noise `(N, K, *latent)`, keyed by sample: no batch split changes them."""
-        assert part.sampling is not None
         steps, chosen = _segment(part).num_steps, range(self.columns(part))[columns]
         indices, noises = [], []
         for sample_id in part.ids:
-            source = generator(part.sampling.seed, "nft", sample_id)
+            source = generator(part.diffusion_sampling.seed, "nft", sample_id)
             order = torch.randperm(steps, generator=source)
             draws = torch.randn((self.columns(part), *x_0.shape[1:]), generator=source)
             indices.append(order[chosen.start : chosen.stop])

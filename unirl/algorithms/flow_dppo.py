@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
+from unirl.algorithms.base import AlgorithmOutput, Needs
+from unirl.algorithms.diffusion_base import Anchors, DiffusionAlgorithm, DiffusionContext
 from unirl.algorithms.losses import bounded_ratio, divergence_masked_surrogate, step_kl
 from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
 from unirl.types.sample import Part
@@ -32,10 +33,10 @@ class FlowDPPO(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return len(trajectory(part).sde_indices)
 
-    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: DiffusionContext, part: Part, columns: slice) -> Anchors | None:
         return old_policy(context, part, columns, source=self.anchor, with_means=True)
 
-    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
+    def loss(self, context: DiffusionContext, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         steps = trajectory(part).sde_indices[columns]
         replay = context.stage.replay(part, steps, unchanged=context.unchanged)
         old = or_itself(anchors, replay)

@@ -10,7 +10,8 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs, Progress
+from unirl.algorithms.base import AlgorithmOutput, Needs, Progress
+from unirl.algorithms.diffusion_base import Anchors, DiffusionAlgorithm, DiffusionContext
 from unirl.algorithms.losses import bounded_ratio, clipped_away, clipped_surrogate, step_kl
 from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
 from unirl.sde.trajectory import Replay
@@ -55,10 +56,10 @@ class FlowGRPO(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return len(trajectory(part).sde_indices)
 
-    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: DiffusionContext, part: Part, columns: slice) -> Anchors | None:
         return old_policy(context, part, columns, source=self.anchor, with_means=False)
 
-    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
+    def loss(self, context: DiffusionContext, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         steps = trajectory(part).sde_indices[columns]
         reference = self._reference(context, part, steps)
         replay = context.stage.replay(part, steps, unchanged=context.unchanged)
@@ -73,7 +74,7 @@ class FlowGRPO(DiffusionAlgorithm):
             means["train/kl"] = kl.detach()
         return AlgorithmOutput(losses, means, maxima={"train/ratio_deviation": (ratio.detach() - 1).abs()})
 
-    def _reference(self, context: Context, part: Part, steps: torch.Tensor) -> Replay | None:
+    def _reference(self, context: DiffusionContext, part: Part, steps: torch.Tensor) -> Replay | None:
         if self.kl_coef == 0:
             return None
         with torch.no_grad(), context.weights.reference():

@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Anchors, Context, DiffusionAlgorithm, Needs
+from unirl.algorithms.base import AlgorithmOutput, Needs
+from unirl.algorithms.diffusion_base import Anchors, DiffusionAlgorithm, DiffusionContext
 from unirl.algorithms.losses import flow_matching
 from unirl.sde.schedule import shift_sigmas
 from unirl.types.sample import Part
@@ -40,19 +41,18 @@ class FlowSFT(DiffusionAlgorithm):
     def columns(self, part: Part) -> int:
         return 1
 
-    def anchors(self, context: Context, part: Part, columns: slice) -> Anchors | None:
+    def anchors(self, context: DiffusionContext, part: Part, columns: slice) -> Anchors | None:
         return None
 
-    def loss(self, context: Context, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
+    def loss(self, context: DiffusionContext, part: Part, columns: slice, anchors: Anchors | None) -> AlgorithmOutput:
         assert isinstance(part.segment, CleanLatents), "SFT trains on given latents"
-        assert part.conditions is not None, "SFT trains under the captions' conditions"
         stage = context.stage
         x_0 = part.segment.latents
         sigma, noise = self._draws(part.ids, x_0)
-        x_t = stage.noised(part.conditions, x_0, noise[:, None], sigma[:, None])
+        x_t = stage.noised(part.guidance_branches, x_0, noise[:, None], sigma[:, None])
         time = stage.family.time(stage.bundle, sigma)
-        velocity = stage.velocity(part.conditions, x_t, sigma=sigma[:, None], time=time[:, None], guidance=1.0)
-        weights = part.conditions.positive.weights
+        velocity = stage.velocity(part.guidance_branches, x_t, sigma=sigma[:, None], time=time[:, None], guidance=1.0)
+        weights = part.guidance_branches.positive.weights
         return AlgorithmOutput(flow_matching(velocity[:, 0], x_0, noise, weights)[:, None])
 
     def _draws(self, ids: list[str], x_0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

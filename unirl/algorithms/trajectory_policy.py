@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import Anchors, Context
+from unirl.algorithms.diffusion_base import Anchors, DiffusionContext
 from unirl.sde.trajectory import Replay
 from unirl.types.sample import Part
 from unirl.types.segment import LatentSegment
@@ -23,7 +23,7 @@ def trajectory(part: Part) -> LatentSegment:
 
 
 def old_policy(
-    context: Context, part: Part, columns: slice, *, source: Literal["rollout", "replay"], with_means: bool
+    context: DiffusionContext, part: Part, columns: slice, *, source: Literal["rollout", "replay"], with_means: bool
 ) -> Anchors | None:
     """pi_old at `columns`: what the rollout recorded, or a replay under the weights before the first update.
 

@@ -6,6 +6,7 @@ import importlib.resources
 
 # What a recipe gives as `domain` (its folder, for a shipped one) -> the class of its settings, imported when needed.
 DOMAINS = {
+    "ar": "unirl.trainer.ar.ARConfig",
     "diffusion": "unirl.trainer.diffusion.DiffusionConfig",
     "sft": "unirl.trainer.sft.SFTConfig",
 }

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from unirl.models.language.attention import Layout
 from unirl.sde.steps import Schedule, Step
-from unirl.types.condition import Embedding
+from unirl.types.condition import Embedding, PromptTokens
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -75,8 +76,8 @@ class Facts:
     advice: str = ""
 
 
-class DiffusionFamily(ABC):
-    """A family of flow-matching models. A subclass is a frozen dataclass of its settings and keeps no state.
+class Family(ABC):
+    """A family of models. A subclass is a frozen dataclass of its settings and keeps no state.
 
     facts:        for people
     lora_targets: module name suffixes that LoRA wraps unless a recipe names others
@@ -86,6 +87,69 @@ class DiffusionFamily(ABC):
     facts: ClassVar[Facts]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+        """The model on `device`. dtype: of the transformer's weights; frozen_dtype: of the rest, None for the same."""
+
+    @abstractmethod
+    def save(self, bundle: Bundle, folder: Path) -> None:
+        """Write what `load` (and, for a published family, its library) reads back: the whole model."""
+
+    @abstractmethod
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        """Gradient checkpointing: from now on a backward recomputes the transformer's blocks."""
+
+    def adapter_files(self, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+        """The adapter of the trained module as the files that diffusers loads, by name: one for each transformer."""
+        return {"pytorch_lora_weights.safetensors": weights}
+
+
+class LanguageFamily(Family):
+    """A family of causal language models; T tokens of one forward, in packed rows or one to a row."""
+
+    @abstractmethod
+    def tokenize(self, bundle: Bundle, prompts: Media) -> PromptTokens:
+        """One row a prompt, as the model is asked for a response: chat template, placeholders of pictures expanded."""
+
+    @abstractmethod
+    def positions(self, bundle: Bundle, prompts: PromptTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the packed tokens, `(sum P, C)` int64 with C axes (1 for text), and what follows in each row `(N,)`."""
+
+    @abstractmethod
+    def hidden_states(
+        self,
+        bundle: Bundle,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: Layout,
+        *,
+        pictures: list[dict[str, torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        """What the head reads. tokens: `(B, T)`; positions: `(B, T, C)`; pictures: of the prompts in `tokens`.
+
+        Returns `(B, T, D)`.
+        """
+
+    @abstractmethod
+    def logits(self, bundle: Bundle, hidden: torch.Tensor) -> torch.Tensor:
+        """`(..., D)` to `(..., V)`."""
+
+    @abstractmethod
+    def vocabulary(self, bundle: Bundle) -> int:
+        """V."""
+
+    @abstractmethod
+    def end_tokens(self, bundle: Bundle) -> tuple[int, ...]:
+        """The tokens that end a response."""
+
+    @abstractmethod
+    def decode(self, bundle: Bundle, tokens: list[int]) -> str:
+        """What a person reads of a response, without special tokens."""
+
+
+class DiffusionFamily(Family):
+    """A family of flow-matching models."""
 
     @final
     def refuse(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
@@ -101,12 +165,8 @@ class DiffusionFamily(ABC):
             )
         self.check(prompts, sampling)
 
-    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:  # noqa: B027 - optional
+    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
         """ValueError for prompts, or a size, that the model cannot take; a family without such limits leaves it out."""
-
-    @abstractmethod
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The model on `device`. dtype: of the transformer's weights; frozen_dtype: of the rest, None for the same."""
 
     @abstractmethod
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
@@ -120,7 +180,7 @@ class DiffusionFamily(ABC):
     def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
         """Model time of arbitrary noise levels `(B,)`, for losses on the forward process."""
 
-    def refuse_points(self, bundle: Bundle) -> None:  # noqa: B027 - optional
+    def refuse_points(self, bundle: Bundle) -> None:
         """ValueError where the model has no velocity at a point, for losses on the forward process to train.
 
         Models that predict the mean velocity of a whole step say so; others leave it out.
@@ -184,10 +244,6 @@ class DiffusionFamily(ABC):
     def save(self, bundle: Bundle, folder: Path) -> None:
         """Write what `load` (and, for a published family, diffusers) reads back: the whole pipeline."""
         bundle.processors["pipeline"].save_pretrained(folder)
-
-    def adapter_files(self, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-        """The adapter of the trained module as the files that diffusers loads, by name: one for each transformer."""
-        return {"pytorch_lora_weights.safetensors": weights}
 
 
 def classifier_free(conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:

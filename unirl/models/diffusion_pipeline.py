@@ -23,10 +23,9 @@ class DiffusionPipeline:
     def __call__(self, sample: Sample, *, version: int) -> Sample:
         """Fill the frontier of `sample`; `version` names the weights that do it."""
         part, above = sample.frontier, sample.parts[-2].media
-        assert part.sampling is not None, "a request says how it is to be made"
         assert above is not None, "the part above a request carries its prompts"
         with torch.no_grad():
-            conditions = self.encode(above.select(sample.parent_rows()), part.sampling)
+            conditions = self.encode(above.select(sample.parent_rows()), part.diffusion_sampling)
             sizes = _batches(len(part), self.batch_size)
             pieces = zip(part.split(sizes), conditions.split(sizes), strict=True)
             return sample.with_frontier(Part.concat([self._fill(piece, own, version) for piece, own in pieces]))
@@ -45,9 +44,8 @@ class DiffusionPipeline:
         return Conditions(positive=positive, negative=encoded.select([row_of_negative[row] for row in row_of]))
 
     def _fill(self, part: Part, conditions: Conditions, version: int) -> Part:
-        assert part.sampling is not None
         segment = self.stage.rollout(part, conditions)
-        media = self.stage.family.decode(self.stage.bundle, segment.final, part.sampling)
+        media = self.stage.family.decode(self.stage.bundle, segment.final, part.diffusion_sampling)
         return part.fill(media=media, segment=segment, conditions=conditions, version=version)
 
 

@@ -36,7 +36,7 @@ class DiffusionStage:
 
     def rollout(self, part: Part, conditions: Conditions) -> LatentSegment:
         """Generate the rows of an unfilled `part`."""
-        sampling = _sampling(part)
+        sampling = part.diffusion_sampling
         shape = self.family.latent_shape(self.bundle, sampling)
         latents = initial_noise(part.ids, shape, sampling.seed, same_in_group=sampling.same_initial_noise)
         sde_indices = sampling.resolve_sde_indices(rollout_of(part.ids[0]))
@@ -60,7 +60,7 @@ class DiffusionStage:
         unchanged: the weights are still those of the rollout, so the unconditional velocity that it recorded is the one
         that would be computed (see `guidance_gradient`)
         """
-        sampling, segment, conditions = _sampling(part), _segment(part), _conditions(part)
+        sampling, segment, conditions = part.diffusion_sampling, _segment(part), part.guidance_branches
         recorded = None
         if unchanged and segment.unconditional is not None and self._reuses_unconditional(conditions):
             columns = torch.searchsorted(segment.sde_indices, steps)
@@ -186,16 +186,6 @@ def _elements(conditions: Conditions) -> Elements:
 
 def _strategy(sampling: DiffusionSamplingParams) -> SDEStrategy:
     return STRATEGIES[sampling.strategy](sampling.noise_level)
-
-
-def _sampling(part: Part) -> DiffusionSamplingParams:
-    assert part.sampling is not None, "a stage works on generated parts"
-    return part.sampling
-
-
-def _conditions(part: Part) -> Conditions:
-    assert part.conditions is not None, "replay needs the conditions of the rollout"
-    return part.conditions
 
 
 def _segment(part: Part) -> LatentSegment:

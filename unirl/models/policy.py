@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from unirl.models.diffusion_stage import DiffusionStage
+from unirl.models.base import Bundle, Family
+
+Stage = TypeVar("Stage", covariant=True)
+
+
+class Trainable(Protocol):
+    """What every stage has: a family and the model that it loaded."""
+
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def bundle(self) -> Bundle: ...
 
 
 class Weights(Protocol):
@@ -20,8 +32,11 @@ class Weights(Protocol):
         ...
 
 
-class Policy(Weights, Protocol):
+class Policy(Weights, Protocol[Stage]):
     """What an engine that samples with the training module sees of it. version: of the live weights."""
 
-    stage: DiffusionStage
-    version: int
+    @property
+    def stage(self) -> Stage: ...
+
+    @property
+    def version(self) -> int: ...

@@ -9,6 +9,7 @@ import torch
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.models.diffusion_pipeline import DiffusionPipeline
+from unirl.models.diffusion_stage import DiffusionStage
 from unirl.models.policy import Policy
 from unirl.types.sample import Part
 from unirl.types.sampling import DiffusionSamplingParams
@@ -18,7 +19,7 @@ from unirl.types.segment import CleanLatents
 class SupervisedEncoder(Remote):
     """Encodes with the frozen modules of the policy that its siblings train."""
 
-    def __init__(self, policy: Policy, sampling: DiffusionSamplingParams) -> None:
+    def __init__(self, policy: Policy[DiffusionStage], sampling: DiffusionSamplingParams) -> None:
         # Guidance belongs to sampling: in training every caption stands for itself.
         self._stage, self._sampling = policy.stage, dataclasses.replace(sampling, guidance=1.0)
         self._pipeline = DiffusionPipeline(policy.stage)

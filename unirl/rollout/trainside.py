@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
-from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.models.policy import Policy
 from unirl.rollout.base import RolloutEngine
 from unirl.types.sample import Sample
+
+Stage = TypeVar("Stage")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +30,20 @@ class Trainside:
             raise ValueError(f"rollout.batch_size must be at least 1 or null, got {self.batch_size}")
 
 
-class TrainsideEngine(Remote, RolloutEngine):
-    """Samples with the policy that its siblings train."""
+class Pipeline(Protocol):
+    """Fills the frontier of a Sample; `version` names the weights that do it."""
 
-    def __init__(self, policy: Policy, config: Trainside) -> None:
+    def __call__(self, sample: Sample, *, version: int) -> Sample: ...
+
+
+class TrainsideEngine(Remote, RolloutEngine):
+    """Samples with the policy that its siblings train. pipeline: of the policy's kind of stage, and the batch size."""
+
+    def __init__(
+        self, policy: Policy[Stage], config: Trainside, pipeline: Callable[[Stage, int | None], Pipeline]
+    ) -> None:
         self._policy, self._config = policy, config
-        self._pipeline = DiffusionPipeline(policy.stage, config.batch_size)
+        self._pipeline = pipeline(policy.stage, config.batch_size)
 
     @remote(Dispatch.DP_SCATTER)
     def generate(self, sample: Sample) -> Sample:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from unirl.models.diffusion_stage import DiffusionStage
+from unirl.models.policy import Trainable
 from unirl.train.lora import LoRA, adapter_config
 
 
-def write_export(stage: DiffusionStage, lora: LoRA | None, folder: Path) -> None:
+def write_export(stage: Trainable, lora: LoRA | None, folder: Path) -> None:
     """Write the present weights of `stage` to `folder`, which must be new or empty; it is complete or not there.
 
     Without `lora` the family's own folder (`family.save`). With it a peft adapter, which
@@ -37,7 +37,7 @@ def refuse_taken(folder: Path) -> None:
         raise ValueError(f"{folder} exists already: export to a new or an empty folder")
 
 
-def _write_adapter(stage: DiffusionStage, lora: LoRA, folder: Path) -> None:
+def _write_adapter(stage: Trainable, lora: LoRA, folder: Path) -> None:
     from diffusers.loaders.lora_base import LoraBaseMixin
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file

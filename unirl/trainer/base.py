@@ -15,6 +15,7 @@ from typing import Any, final
 
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
+from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.observability.metrics import MetricsLog
 from unirl.observability.progress import ProgressLine
@@ -22,9 +23,10 @@ from unirl.observability.report import write_report
 from unirl.observability.run_folder import RunFolder
 from unirl.observability.timing import PhaseTimer
 from unirl.observability.trackers import Trackers
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
-from unirl.trainer.evaluation import Evaluation
+from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.types.metric import Metrics, values
 
@@ -42,6 +44,13 @@ class CommonConfig:
     run: RunConfig
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig(CommonConfig):
+    """What the loop reads of a run that trains one policy."""
+
+    eval: EvalConfig | None = None
 
 
 class Trainer(ABC):
@@ -146,6 +155,28 @@ class Trainer(ABC):
         log.append(step, metrics)
         trackers.log(metrics, step)
         progress.update(step, metrics, self.timer.left(self._common.run.steps - step))
+
+
+class PolicyTrainer(Trainer):
+    """A run of one policy. A subclass sets `backend` in its setup."""
+
+    backend: Handle[FSDPBackend[Any, Any]]
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__(config)
+        self._policy = config
+
+    @final
+    def evaluation_due(self, done: int) -> bool:
+        return self._policy.eval is not None and self._policy.eval.due(done, self._policy.run.steps)
+
+    @final
+    def state(self) -> dict[str, Any]:
+        return {"backend": self.backend.state()}
+
+    @final
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.backend.load_state(state["backend"])
 
 
 def run(trainer: Trainer) -> int:

@@ -1,26 +1,27 @@
-"""Evaluation: held-out prompts, deterministic sampling, a random stream of its own."""
+"""Evaluation: held-out prompts, a random stream of its own, scorers that are never trained on."""
 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 
 import torch
 
 from unirl.config.error import nearest
 from unirl.data.prompts import PromptSource, as_roots
-from unirl.distributed.group.handle import Handle
-from unirl.models.base import DiffusionFamily
 from unirl.observability.atomic import replace_file
 from unirl.observability.clips import stills, write_clips
 from unirl.observability.grids import before_after, save_grid
 from unirl.observability.judges import EVAL
 from unirl.observability.run_folder import RunFolder
+from unirl.observability.texts import write_texts
 from unirl.reward.scorer import Scorer, SetMeasure
-from unirl.reward.service import RewardConfig, RewardService, WeightedScorer, set_measures
+from unirl.reward.service import RewardConfig, WeightedScorer, set_measures
 from unirl.trainer.run import RunConfig
 from unirl.types.media import Media
+from unirl.types.reward import Scores
 from unirl.types.sample import Sample
-from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.sampling import SamplingParams
 from unirl.types.seed import derive_seed
 
 _CLIPS = 4  # prompts of which an evaluation of videos or sounds keeps a file
@@ -28,13 +29,13 @@ TOTAL = "reward"  # `eval/reward` is the weighted sum
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(ABC):
     """prompts:            held-out prompts
-    samples_per_prompt: pictures of each
+    samples_per_prompt: samples of each
     every:              steps between evaluations; before training and after the last step there is always one
     scorers:            judged beside the reward and never trained on
     measures:           figures of the whole set, such as diversity
-    pictures:           samples of each prompt that are drawn in the grids
+    shown:              samples of each prompt that are kept to look at
     """
 
     prompts: PromptSource
@@ -42,19 +43,16 @@ class EvalConfig:
     every: int = 50
     scorers: dict[str, Scorer] = dataclasses.field(default_factory=dict)
     measures: dict[str, SetMeasure] = dataclasses.field(default_factory=dict)
-    pictures: int = 4
+    shown: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("samples_per_prompt", "every", "pictures"):
+        for name in ("samples_per_prompt", "every", "shown"):
             if self.__dict__[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
 
-    def check(
-        self, model: DiffusionFamily, sampling: DiffusionSamplingParams, reward: RewardConfig, run: RunConfig
-    ) -> None:
+    def check(self, reward: RewardConfig, run: RunConfig) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
         self.judges(reward).refuse_names([TOTAL])
-        model.refuse([row.prompt for row in self.prompts.rows()], sampling)
         if run.keep_best:
             self._check_best(reward, run)
 
@@ -62,9 +60,13 @@ class EvalConfig:
         """Whether an evaluation follows `done` of `total` steps."""
         return done == total or done % self.every == 0
 
-    def request(self, sampling: DiffusionSamplingParams) -> Sample:
-        """The same prompts and noise at every evaluation of a run, so that pictures can be compared."""
-        own_stream = dataclasses.replace(sampling.deterministic(), seed=derive_seed(sampling.seed, "evaluation"))
+    @abstractmethod
+    def sampled(self, sampling: SamplingParams) -> SamplingParams:
+        """How an evaluation samples, by how training does."""
+
+    def request(self, sampling: SamplingParams) -> Sample:
+        """The same prompts and noise at every evaluation of a run, so that samples can be compared."""
+        own_stream = dataclasses.replace(self.sampled(sampling), seed=derive_seed(sampling.seed, "evaluation"))
         return Sample((as_roots(list(self.prompts.rows()), 0),)).fork(self.samples_per_prompt, own_stream)
 
     def judges(self, reward: RewardConfig) -> RewardConfig:
@@ -110,6 +112,10 @@ class Evaluation:
         samples = len(self.rewards) // len(self.prompts)
         for prompt in range(min(len(self.prompts), _CLIPS)):
             write_clips(self.media, prompt * samples, folder.samples / f"eval_{step:06d}_prompt_{prompt}")
+        if self.media.texts is not None:
+            write_texts(
+                folder.samples / f"eval_{step:06d}.jsonl", self.prompts, self.media.texts, self.rewards.tolist()
+            )
         pictures = stills(self.media)
         if pictures is None:
             return
@@ -127,9 +133,8 @@ class Evaluation:
             before_after(before, pictures, folder.before_after, prompts=self.prompts)
 
 
-def judge(sample: Sample, judges: Handle[RewardService], config: EvalConfig) -> Evaluation:
-    """Figures and pictures of a filled evaluation sample."""
-    scores = judges.score(sample)
+def judge(sample: Sample, scores: Scores, config: EvalConfig) -> Evaluation:
+    """Figures and samples of a filled evaluation sample, with the scores of its judges."""
     valid = scores.total[scores.valid]
     metrics = {f"{EVAL}{TOTAL}": float(valid.double().mean()) if len(valid) else float("nan")}
     for name, column in scores.components.items():
@@ -140,5 +145,5 @@ def judge(sample: Sample, judges: Handle[RewardService], config: EvalConfig) -> 
     assert media is not None
     assert prompts is not None
     assert prompts.texts is not None
-    shown = [row for row in range(len(scores)) if row % config.samples_per_prompt < config.pictures]
+    shown = [row for row in range(len(scores)) if row % config.samples_per_prompt < config.shown]
     return Evaluation(metrics, media.select(shown), scores.total[shown], prompts.texts)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,25 +14,28 @@ from unirl.config.error import ConfigError, refusals
 from unirl.config.run import load_recipe
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Slab
+from unirl.models.ar_pipeline import ARPipeline
+from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.export import refuse_taken
-from unirl.trainer.diffusion import DiffusionConfig
+from unirl.trainer.ar import ARConfig
+from unirl.trainer.domains import RunnableConfig
 from unirl.trainer.sft import SFTConfig
 from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
 from unirl.types.sample_id import root_id
-from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """A run's configuration, and its weights loaded. default_weights: those that its evaluations show."""
 
-    config: DiffusionConfig | SFTConfig
+    config: RunnableConfig
     slab: Slab
-    backend: Handle[FSDPBackend]
+    backend: Handle[FSDPBackend[Any, Any]]
     default_weights: Literal["live", "ema"]
 
 
@@ -83,18 +86,22 @@ def sample_run(
     step: int | None = None,
     weights: Literal["live", "ema"] | None = None,
 ) -> Media:
-    """`per_prompt` samples of each prompt from the weights of a run, by the ODE of the run's own sampling."""
+    """`per_prompt` samples of each prompt from the weights of a run, sampled as in the run (pictures by the ODE)."""
     with restored(run, step) as found:
-        engine = found.slab.spawn(TrainsideEngine, found.backend, Trainside(weights=_chosen(found, weights)))
+        pipeline = ARPipeline if isinstance(found.config, ARConfig) else DiffusionPipeline
+        own = Trainside(weights=_chosen(found, weights))
+        engine = found.slab.spawn(TrainsideEngine, found.backend, own, pipeline)
         filled = engine.generate(_request(prompts, per_prompt, found.config.sampling, seed))
     assert filled.frontier.media is not None
     return filled.frontier.media
 
 
-def _request(prompts: list[str], per_prompt: int, sampling: DiffusionSamplingParams, seed: int) -> Sample:
+def _request(prompts: list[str], per_prompt: int, sampling: SamplingParams, seed: int) -> Sample:
     ids = [root_id(0, row) for row in range(len(prompts))]
     roots = Part(ids=ids, metadata=[{} for _ in ids], media=Media(texts=list(prompts)))
-    return Sample((roots,)).fork(per_prompt, dataclasses.replace(sampling.deterministic(), seed=seed))
+    if isinstance(sampling, DiffusionSamplingParams):
+        sampling = sampling.deterministic()
+    return Sample((roots,)).fork(per_prompt, dataclasses.replace(sampling, seed=seed))
 
 
 def _chosen(found: Restored, weights: Literal["live", "ema"] | None) -> Literal["live", "ema"]:
@@ -103,7 +110,7 @@ def _chosen(found: Restored, weights: Literal["live", "ema"] | None) -> Literal[
     return found.default_weights if weights is None else weights
 
 
-def _default_weights(config: DiffusionConfig | SFTConfig) -> Literal["live", "ema"]:
-    if isinstance(config, DiffusionConfig):
-        return config.rollout.weights
-    return "live" if config.train.backend.ema is None else "ema"
+def _default_weights(config: RunnableConfig) -> Literal["live", "ema"]:
+    if isinstance(config, SFTConfig):
+        return "live" if config.train.backend.ema is None else "ema"
+    return config.rollout.weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -12,14 +12,15 @@ from unirl.algorithms.flow_sft import FlowSFT
 from unirl.data.records import RecordSampler, RecordSource
 from unirl.distributed.group.placement import Slab
 from unirl.models.base import DiffusionFamily
+from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.supervised import SupervisedEncoder
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.stack.base import TrainStack
-from unirl.trainer.base import CommonConfig, Trainer
-from unirl.trainer.diffusion import TrainConfig
-from unirl.trainer.evaluation import EvalConfig, Evaluation, judge
+from unirl.trainer.base import PolicyConfig, PolicyTrainer
+from unirl.trainer.diffusion import DiffusionEvalConfig, DiffusionTrainConfig
+from unirl.trainer.evaluation import Evaluation, judge
 from unirl.types.metric import Metrics
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -41,20 +42,20 @@ class SFTDataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class SFTEvalConfig(EvalConfig):
+class SFTEvalConfig(DiffusionEvalConfig):
     """Evaluation by sampling. reward: the scorers whose weighted sum is `eval/reward`."""
 
     reward: RewardConfig = dataclasses.field(kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SFTConfig(CommonConfig):
+class SFTConfig(PolicyConfig):
     """Supervised fine-tuning of a flow model. sampling: the size of what it trains on, and how evaluations sample."""
 
     model: DiffusionFamily
     data: SFTDataConfig
     algorithm: FlowSFT
-    train: TrainConfig
+    train: DiffusionTrainConfig
     sampling: DiffusionSamplingParams
     eval: SFTEvalConfig | None = None
     domain: Literal["sft"] = "sft"
@@ -69,10 +70,10 @@ class SFTConfig(CommonConfig):
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:
-            self.eval.check(self.model, self.sampling, self.eval.reward, self.run)
+            self.eval.fit(self.model, self.sampling, self.eval.reward, self.run)
 
 
-class SFTTrainer(Trainer):
+class SFTTrainer(PolicyTrainer):
     """Regression on given pictures, with the same stage, stack and checkpoints as RL."""
 
     def __init__(self, config: SFTConfig) -> None:
@@ -97,24 +98,15 @@ class SFTTrainer(Trainer):
         self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
         if config.eval is not None:
             weights = "live" if config.train.backend.ema is None else "ema"
-            self.sampler = slab.spawn(TrainsideEngine, self.backend, Trainside(weights=weights))
+            self.sampler = slab.spawn(TrainsideEngine, self.backend, Trainside(weights=weights), DiffusionPipeline)
             self.judges = slab.spawn(RewardService, config.eval.judges(config.eval.reward))
 
     def step(self, number: int) -> Metrics:
         part = self.encoder.encode(self.records.draw(number))
         return self.stack.train(part, Progress(number, self.config.run.steps))
 
-    def evaluation_due(self, done: int) -> bool:
-        return self.config.eval is not None and self.config.eval.due(done, self.config.run.steps)
-
     def evaluate(self) -> Evaluation | None:
         if self.config.eval is None:
             return None
         sample = self.sampler.generate(self.config.eval.request(self.config.sampling))
-        return judge(sample, self.judges, self.config.eval)
-
-    def state(self) -> dict[str, Any]:
-        return {"backend": self.backend.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.backend.load_state(state["backend"])
+        return judge(sample, self.judges.score(sample), self.config.eval)

@@ -1,4 +1,4 @@
-"""What `predict` needs beside the latents and the step."""
+"""What replay needs beside the segment: encoded prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from unirl.types.batch import Rows, dense, nested, padded, shared
+from unirl.types.batch import Rows, dense, listed, nested, packed, padded, shared
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,3 +44,17 @@ class Conditions(Rows):
 
     positive: Embedding = nested()
     negative: Embedding | None = nested(None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PromptTokens(Rows):
+    """Prompts of N samples of a language model, packed end to end.
+
+    tokens:   `(sum P,)` int64, placeholders of pictures expanded
+    lengths:  `(N,)` int64
+    pictures: N dicts of tensors by the name under which the model takes them; None where there are no pictures
+    """
+
+    tokens: torch.Tensor = packed("lengths")
+    lengths: torch.Tensor = dense()
+    pictures: list[dict[str, torch.Tensor]] | None = listed(None)

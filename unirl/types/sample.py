@@ -17,11 +17,11 @@ import torch
 
 from unirl.types.advantages import Scale, combine_rewards, group_relative
 from unirl.types.batch import Rows, dense, listed, mapped, nested, shared
-from unirl.types.condition import Conditions
+from unirl.types.condition import Conditions, PromptTokens
 from unirl.types.media import Media
 from unirl.types.reward import Scores
 from unirl.types.sample_id import ancestor_id, child_id, depth, parent_id
-from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
 from unirl.types.segment import CleanLatents, LatentSegment, TextSegment
 
 
@@ -44,10 +44,10 @@ class Part(Rows):
 
     ids: list[str] = listed()
     metadata: list[dict[str, Any]] = listed()
-    sampling: DiffusionSamplingParams | None = shared(None)
+    sampling: SamplingParams | None = shared(None)
     media: Media | None = nested(None)
     segment: LatentSegment | TextSegment | CleanLatents | None = nested(None)
-    conditions: Conditions | None = nested(None)
+    conditions: Conditions | PromptTokens | None = nested(None)
     version: torch.Tensor | None = dense(None)
     rewards: torch.Tensor | None = dense(None)
     reward_components: dict[str, torch.Tensor] | None = mapped(None)
@@ -59,7 +59,7 @@ class Part(Rows):
             raise ValueError(f"the ids of a Part must have one depth, got {self.ids}")
         if len(set(self.ids)) < len(self.ids):
             raise ValueError(f"an id stands twice in a Part: {self.ids}")
-        if isinstance(self.segment, LatentSegment) and self.sampling is not None:
+        if isinstance(self.segment, LatentSegment) and isinstance(self.sampling, DiffusionSamplingParams):
             made, asked = self.segment.num_steps, self.sampling.steps
             if made != asked:
                 raise ValueError(f"the trajectory has {made} steps, {asked} were asked for")
@@ -74,7 +74,19 @@ class Part(Rows):
         """True when content is there."""
         return self.media is not None
 
-    def fork(self, branch: int, sampling: DiffusionSamplingParams) -> Part:
+    @property
+    def diffusion_sampling(self) -> DiffusionSamplingParams:
+        """How the rows of a diffusion model are generated."""
+        assert isinstance(self.sampling, DiffusionSamplingParams), "a diffusion stage works on what it generates"
+        return self.sampling
+
+    @property
+    def guidance_branches(self) -> Conditions:
+        """The conditions of a diffusion model."""
+        assert isinstance(self.conditions, Conditions), "a diffusion model needs its encoded prompts"
+        return self.conditions
+
+    def fork(self, branch: int, sampling: SamplingParams) -> Part:
         """An unfilled Part of `branch` children of every row."""
         if branch < 1:
             raise ValueError(f"branch must be at least 1, got {branch}")
@@ -82,14 +94,21 @@ class Part(Rows):
         metadata = [row for row in self.metadata for _ in range(branch)]
         return Part(ids=ids, metadata=metadata, sampling=sampling)
 
-    def fill(self, *, media: Media, segment: LatentSegment | None, conditions: Conditions | None, version: int) -> Part:
+    def fill(
+        self,
+        *,
+        media: Media,
+        segment: LatentSegment | TextSegment | None,
+        conditions: Conditions | PromptTokens | None,
+        version: int,
+    ) -> Part:
         """This Part with what an engine made."""
         if not self.generated or self.filled:
             raise ValueError("only an unfilled generated Part can be filled")
         versions = torch.full((len(self),), version, dtype=torch.int64)
         return dataclasses.replace(self, media=media, segment=segment, conditions=conditions, version=versions)
 
-    def with_targets(self, *, segment: CleanLatents, conditions: Conditions) -> Part:
+    def with_targets(self, *, segment: CleanLatents | TextSegment, conditions: Conditions | PromptTokens) -> Part:
         """This given Part with what supervised training needs of its media."""
         return dataclasses.replace(self, segment=segment, conditions=conditions)
 
@@ -182,7 +201,7 @@ class Sample:
         """The last Part: what is generated now, or was generated last."""
         return self.parts[-1]
 
-    def fork(self, branch: int, sampling: DiffusionSamplingParams) -> Sample:
+    def fork(self, branch: int, sampling: SamplingParams) -> Sample:
         """A request for `branch` children of every frontier row."""
         return Sample((*self.parts, self.frontier.fork(branch, sampling)))
 

@@ -70,3 +70,44 @@ class DiffusionSamplingParams:
         Without noise in its steps, samples of a group that start from one x_T would be one picture: each has its own.
         """
         return dataclasses.replace(self, noise_level=0.0, sde=NoSteps(), same_initial_noise=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ARSamplingParams:
+    """Settings of one rollout of text; what is left out is off.
+
+    max_new_tokens: the longest response, its end token included
+    temperature:    0 takes the likeliest token (evaluations only: it has no log-probs to train on)
+    top_p, top_k:   sample among the likeliest tokens only: of this much probability, or this many (0 is off)
+    stop:           a response ends with the token that completes one of these strings, which its text then lacks
+    stop_token_ids: end tokens beside the model's own
+    seed:           key of all draws of these samples (0 is a seed like any other)
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1] (1 is off), got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must not be negative (0 is off), got {self.top_k}")
+        if "" in self.stop:
+            raise ValueError(f"stop holds an empty string, which every text contains: {list(self.stop)}")
+
+    @property
+    def truncated_support(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary only."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+SamplingParams = DiffusionSamplingParams | ARSamplingParams

@@ -84,15 +84,32 @@ class CleanLatents(Rows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextSegment(Rows):
-    """Generated tokens of N samples, packed end to end.
+    """Responses of N samples, packed end to end.
 
-    tokens:    `(sum L,)` int64, as the sampler produced them (text is never tokenised again)
-    log_probs: `(sum L,)` float32, of the distribution that was sampled
-    loss_mask: `(sum L,)` bool, True where a token is trained
-    lengths:   `(N,)` int64
+    Two responses of 3 and 1 tokens: lengths (3, 1), tokens (4,); token 3 is the whole second response.
+
+    tokens:     `(sum L,)` int64, as the sampler produced them (text is never tokenised again)
+    log_probs:  `(sum L,)` float32, of the distribution that was sampled; 0 where the tokens are given
+    loss_mask:  `(sum L,)` bool, True where a token is trained
+    lengths:    `(N,)` int64
+    truncated:  `(N,)` bool, True where the response was cut off by max_new_tokens
+
+    Where tokens were drawn from a part of the vocabulary (top-p, top-k):
+    support:       `(sum S,)` int64, the tokens that each one was drawn from, end to end
+    support_sizes: `(sum L,)` int64, how many these are; support_total: `(N,)`, their sum in each row
+
+    Where a critic is used:
+    values, returns, advantages: `(sum L,)` float32
     """
 
     tokens: torch.Tensor = packed("lengths")
     log_probs: torch.Tensor = packed("lengths")
     loss_mask: torch.Tensor = packed("lengths")
     lengths: torch.Tensor = dense()
+    truncated: torch.Tensor = dense()
+    support: torch.Tensor | None = packed("support_total", None)
+    support_sizes: torch.Tensor | None = packed("lengths", None)
+    support_total: torch.Tensor | None = dense(None)
+    values: torch.Tensor | None = packed("lengths", None)
+    returns: torch.Tensor | None = packed("lengths", None)
+    advantages: torch.Tensor | None = packed("lengths", None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -13,9 +14,10 @@ from unirl.types.metric import Metric, maximum, mean, merge
 def gradient(steps: int, replay_batch: int | None, terms: int) -> tuple[float, Metric]:
     """The gradient of every weight, and the reported loss."""
     backend, algorithm, part = policy(), Slope(steps=steps), rows_of([2.0, 4.0])
-    anchors = algorithm.frozen_anchors(context(backend), part, replay_batch)
+    own = dataclasses.replace(context(backend), replay_batch=replay_batch)
+    anchors = algorithm.frozen_anchors(own, part)
     assert len(anchors) == math.ceil(steps / (replay_batch or steps))
-    report = algorithm.backward(context(backend), part, anchors=anchors, replay_batch=replay_batch, terms=terms)
+    report = algorithm.backward(own, part, anchors, terms=terms)
     found = {w.grad[(0,) * w.ndim].item() for w in backend.stage.bundle.transformer.parameters() if w.grad is not None}
     assert len(found) == 1
     return found.pop(), report["train/loss"]
@@ -36,7 +38,7 @@ def test_the_sum_is_divided_by_the_terms_of_the_whole_step() -> None:
 def test_anchors_of_another_cut_are_refused() -> None:
     backend, part = policy(), rows_of([1.0])
     with pytest.raises(ValueError, match="zip"):
-        Slope(steps=4).backward(context(backend), part, anchors=[None], replay_batch=2, terms=4)
+        Slope(steps=4).backward(dataclasses.replace(context(backend), replay_batch=2), part, [None], terms=4)
 
 
 def test_no_graph_is_kept_for_pi_old() -> None:
@@ -46,7 +48,7 @@ def test_no_graph_is_kept_for_pi_old() -> None:
         def anchors(self, context: object, part: object, columns: slice) -> None:
             seen.append((columns, torch.is_grad_enabled()))
 
-    Recording(steps=5).frozen_anchors(context(policy()), rows_of([1.0]), 2)
+    Recording(steps=5).frozen_anchors(dataclasses.replace(context(policy()), replay_batch=2), rows_of([1.0]))
     assert seen == [(slice(0, 2), False), (slice(2, 4), False), (slice(4, 5), False)]
 
 

@@ -88,8 +88,7 @@ def test_pictures_become_latents_in_minus_1_to_1_and_captions_conditions_without
     assert part.media is not None
     assert part.media.images is not None
     torch.testing.assert_close(part.segment.latents, part.media.images[:, :1] * 2 - 1)
-    assert part.conditions is not None
-    assert part.conditions.negative is None
+    assert part.guidance_branches.negative is None
     assert not part.generated
 
 

@@ -69,8 +69,7 @@ def test_each_distinct_prompt_is_encoded_once(sd3: SD3, bundle: Bundle, guidance
     with rows_encoded(bundle) as rows:
         part = DiffusionPipeline(stage_of(sd3, bundle), batch_size=4)(sample, version=0).frontier
     assert rows == {"text_encoder": calls, "text_encoder_2": calls, "text_encoder_3": calls}
-    conditions = part.conditions
-    assert conditions is not None
+    conditions = part.guidance_branches
     assert torch.equal(conditions.positive.tokens[:2], conditions.positive.tokens[4:])
     assert not torch.equal(conditions.positive.tokens[0], conditions.positive.tokens[2])
     assert (conditions.negative is None) == (guidance == 1)

@@ -71,8 +71,7 @@ def ours(family: SD3, bundle: Bundle, sample: Sample) -> Walk:
 
 def theirs(bundle: Bundle, sample: Sample, **arguments: Any) -> Walk:
     pipeline, part = bundle.processors["pipeline"], sample.frontier
-    sampling, texts = part.sampling, sample.roots.media
-    assert sampling is not None
+    sampling, texts = part.diffusion_sampling, sample.roots.media
     assert texts is not None
     latents: list[torch.Tensor] = []
 
@@ -137,8 +136,7 @@ def test_the_shifted_table_is_what_the_pipeline_makes_of_given_sigmas(sd3: SD3, 
 def test_the_schedule_is_the_schedulers_table(sd3: SD3, bundle: Bundle, steps: int, shift: float | None) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=shift or 3.0)
     scheduler.set_timesteps(steps)
-    sampling = request_for(["a"], steps=steps, shift=shift, noise_level=0.0).frontier.sampling
-    assert sampling is not None
+    sampling = request_for(["a"], steps=steps, shift=shift, noise_level=0.0).frontier.diffusion_sampling
     schedule = sd3.schedule(bundle, sampling)
     torch.testing.assert_close(schedule.sigmas, scheduler.sigmas, rtol=0, atol=2e-7)
     torch.testing.assert_close(schedule.times, scheduler.timesteps, rtol=0, atol=2e-4)
@@ -152,8 +150,7 @@ def test_four_and_five_steps_of_the_two_tables_at_shift_three(
     sd3: SD3, bundle: Bundle, table: Literal["pipeline", "shifted"], sigmas: list[float]
 ) -> None:
     family = dataclasses.replace(sd3, schedule_table=table)
-    sampling = request_for(["a"], steps=len(sigmas) - 1).frontier.sampling
-    assert sampling is not None
+    sampling = request_for(["a"], steps=len(sigmas) - 1).frontier.diffusion_sampling
     torch.testing.assert_close(family.schedule(bundle, sampling).sigmas, torch.tensor(sigmas), rtol=0, atol=1e-4)
 
 
@@ -164,8 +161,7 @@ def test_four_and_five_steps_of_the_two_tables_at_shift_three(
 def test_a_size_that_it_cannot_make_is_refused_with_the_nearest(
     sd3: SD3, bundle: Bundle, height: int, width: int, nearest: str
 ) -> None:
-    sampling = request_for(["a"], height=height, width=width).frontier.sampling
-    assert sampling is not None
+    sampling = request_for(["a"], height=height, width=width).frontier.diffusion_sampling
     with pytest.raises(ValueError, match=f"multiples of 4 pixels up to 48, .* {height} x {width}.* is {nearest}"):
         sd3.latent_shape(bundle, sampling)
 

@@ -250,8 +250,7 @@ def test_a_given_first_frame_stays_through_an_sde_rollout(token_times: Path) -> 
     ids = [root_id(0, row) for row in range(2)]
     roots = Part(ids=ids, metadata=[{}, {}], media=Media(texts=["a", "b"], sources=sources))
     part = DiffusionPipeline(backend.stage)(Sample((roots,)).fork(1, SIZE), version=0).frontier
-    assert part.conditions is not None
-    given = part.conditions.positive.given
+    given = part.guidance_branches.positive.given
     assert given is not None
     assert not torch.equal(given[0], given[1])
     for latents in trajectory(part).latents.unbind(1):

@@ -18,7 +18,8 @@ from tests.unit.models.rollouts import CPU, PROMPTS
 from unirl.models.base import Bundle, DiffusionFamily
 from unirl.models.diffusion.sd3 import SD3
 from unirl.models.tiny import TinySD3
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.export import write_export
 from unirl.train.lora import LoRA
@@ -41,7 +42,7 @@ def sd3(tmp_path_factory: pytest.TempPathFactory) -> SD3:
 
 def trained(family: DiffusionFamily, lora: LoRA | None, **settings: Any) -> FSDPBackend:
     """A backend with an EMA whose trainable weights have moved."""
-    config = BackendConfig(lora=lora, ema=EMA(), **settings)
+    config = DiffusionBackendConfig(lora=lora, ema=EMA(), **settings)
     backend = FSDPBackend(family, config, device=CPU, seed=0, total_steps=1, with_reference=False)
     draws = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -12,7 +12,8 @@ import torch
 from tests.unit.models.rollouts import CPU, gradients
 from unirl.models.diffusion_stage import DiffusionStage
 from unirl.models.tiny import TinySD3
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA, inject, switched_off
 from unirl.types.condition import Conditions
@@ -26,7 +27,7 @@ LORA = LoRA(rank=4, alpha=8)
 
 
 def backend_of(lora: LoRA | None = LORA, *, seed: int = 0, ema: EMA | None = None, **settings: object) -> FSDPBackend:
-    config = BackendConfig(lora=lora, ema=ema, **settings)  # type: ignore[arg-type]
+    config = DiffusionBackendConfig(lora=lora, ema=ema, **settings)  # type: ignore[arg-type]
     return FSDPBackend(TINY, config, device=CPU, seed=seed, total_steps=10, with_reference=True)
 
 

@@ -17,7 +17,8 @@ from unirl.observability.run_folder import RunFolder
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
 from unirl.sde.noise import initial_noise
-from unirl.trainer.evaluation import EvalConfig, Evaluation, judge
+from unirl.trainer.diffusion import DiffusionEvalConfig
+from unirl.trainer.evaluation import Evaluation, judge
 from unirl.trainer.run import RunConfig
 from unirl.types.media import Media
 from unirl.types.sample import Sample
@@ -47,29 +48,29 @@ LEVEL = RewardConfig(scorers={"level": WeightedScorer(Level(), weight=2.0)})
 
 
 def test_an_evaluation_is_due_before_training_at_its_multiples_and_at_the_end() -> None:
-    config = EvalConfig(PROMPTS, every=3)
+    config = DiffusionEvalConfig(PROMPTS, every=3)
     assert [done for done in range(11) if config.due(done, 10)] == [0, 3, 6, 9, 10]
-    assert [done for done in range(6) if EvalConfig(PROMPTS, every=50).due(done, 5)] == [0, 5]
+    assert [done for done in range(6) if DiffusionEvalConfig(PROMPTS, every=50).due(done, 5)] == [0, 5]
 
 
 def test_the_request_is_the_same_every_time_and_deterministic() -> None:
-    config = EvalConfig(PROMPTS, samples_per_prompt=3)
+    config = DiffusionEvalConfig(PROMPTS, samples_per_prompt=3)
     one, two = config.request(SAMPLING).frontier, config.request(SAMPLING).frontier
     assert one.sampling == two.sampling
     assert one.ids == two.ids == [f"r0.p{row}/{child}" for row in range(2) for child in range(3)]
-    assert one.sampling is not None
-    assert one.sampling.resolve_sde_indices(0) == ()
-    assert (one.sampling.steps, one.sampling.height, one.sampling.guidance) == (6, 8, 1.0)
+    assert one.diffusion_sampling.resolve_sde_indices(0) == ()
+    assert (one.diffusion_sampling.steps, one.diffusion_sampling.height, one.diffusion_sampling.guidance) == (6, 8, 1.0)
 
 
 def noise(sample: Sample) -> torch.Tensor:
     part = sample.frontier
-    assert part.sampling is not None
-    return initial_noise(part.ids, (4,), part.sampling.seed, same_in_group=part.sampling.same_initial_noise)
+    return initial_noise(
+        part.ids, (4,), part.diffusion_sampling.seed, same_in_group=part.diffusion_sampling.same_initial_noise
+    )
 
 
 def test_its_noise_is_another_than_that_of_training_and_follows_the_seed_of_the_run() -> None:
-    config = EvalConfig(PROMPTS, samples_per_prompt=3)
+    config = DiffusionEvalConfig(PROMPTS, samples_per_prompt=3)
     request = config.request(SAMPLING)
     training = Sample((request.roots,)).fork(3, SAMPLING)
     assert training.frontier.ids == request.frontier.ids
@@ -79,13 +80,13 @@ def test_its_noise_is_another_than_that_of_training_and_follows_the_seed_of_the_
 
 
 def test_held_out_scorers_judge_beside_the_reward_and_take_no_part_in_it() -> None:
-    judges = EvalConfig(PROMPTS, scorers={"other": Level()}).judges(LEVEL)
+    judges = DiffusionEvalConfig(PROMPTS, scorers={"other": Level()}).judges(LEVEL)
     assert judges.weights == {"level": 2.0, "other": 0.0}
 
 
 def filled(levels: list[float]) -> Sample:
     """Grey pictures of these levels, the first half of the first prompt."""
-    request = EvalConfig(PROMPTS, samples_per_prompt=len(levels) // 2).request(SAMPLING)
+    request = DiffusionEvalConfig(PROMPTS, samples_per_prompt=len(levels) // 2).request(SAMPLING)
     images = torch.tensor(levels)[:, None, None, None].expand(-1, 3, 8, 8)
     return request.with_frontier(
         request.frontier.fill(media=Media(images=images), segment=None, conditions=None, version=0)
@@ -93,10 +94,11 @@ def filled(levels: list[float]) -> Sample:
 
 
 def evaluated(levels: list[float], **settings: Any) -> Evaluation:
-    config = EvalConfig(PROMPTS, samples_per_prompt=len(levels) // 2, **settings)
+    config = DiffusionEvalConfig(PROMPTS, samples_per_prompt=len(levels) // 2, **settings)
     with Placement(device="cpu").slab() as slab:
         judges: Handle[RewardService] = slab.spawn(RewardService, config.judges(LEVEL))
-        return judge(filled(levels), judges, config)
+        sample = filled(levels)
+        return judge(sample, judges.score(sample), config)
 
 
 def test_figures_are_means_over_the_samples_that_could_be_scored() -> None:
@@ -111,12 +113,12 @@ def test_figures_are_means_over_the_samples_that_could_be_scored() -> None:
 
 
 def test_the_first_pictures_of_each_prompt_are_kept_with_their_rewards() -> None:
-    found = evaluated([0.0, 0.2, 0.4, 0.2, 0.6, 0.8], pictures=2)
+    found = evaluated([0.0, 0.2, 0.4, 0.2, 0.6, 0.8], shown=2)
     assert found.prompts == ["a seven", "a zero"]
     assert found.media.images is not None
     assert found.media.images[:, 0, 0, 0].tolist() == pytest.approx([0.0, 0.2, 0.2, 0.6])
     assert found.rewards.tolist() == pytest.approx([0.0, 0.4, 0.4, 1.2])
-    assert evaluated([0.0, 0.2, 0.4, 0.6], pictures=9).rewards.shape == (4,)
+    assert evaluated([0.0, 0.2, 0.4, 0.6], shown=9).rewards.shape == (4,)
 
 
 def test_grids_are_written_and_the_pictures_before_training_stay_the_first(tmp_path: Path) -> None:
@@ -151,12 +153,14 @@ def test_an_evaluation_that_does_not_fit_its_run_is_refused(
 ) -> None:
     model = TinySD3(vocabulary=("a", "seven", "zero"))
     with pytest.raises(ValueError, match=told):
-        EvalConfig(**{"prompts": PROMPTS, **settings}).check(model, SAMPLING, LEVEL, RunConfig("x", 9, 0, **run))
+        DiffusionEvalConfig(**{"prompts": PROMPTS, **settings}).check(
+            model, SAMPLING, LEVEL, RunConfig("x", 9, 0, **run)
+        )
 
 
 @pytest.mark.parametrize("best", ["eval/reward", "eval/level", "eval/other", "eval/count/samples"])
 def test_every_figure_of_the_evaluation_may_choose_the_best_checkpoint(best: str) -> None:
-    config = EvalConfig(PROMPTS, every=25, scorers={"other": Level()}, measures={"count": Count()})
+    config = DiffusionEvalConfig(PROMPTS, every=25, scorers={"other": Level()}, measures={"count": Count()})
     model = TinySD3(vocabulary=("a", "seven", "zero"))
     config.check(model, SAMPLING, LEVEL, RunConfig("x", 9, 0, keep_best=1, best_metric=best))
 

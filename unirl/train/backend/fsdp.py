@@ -6,54 +6,23 @@ module. One rank holds the module whole.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import torch
 
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
-from unirl.models.base import DiffusionFamily
-from unirl.models.diffusion_stage import DiffusionStage
-from unirl.train.ema import EMA, Shadow
-from unirl.train.lora import LoRA, inject, switched_off
-from unirl.train.optim import AdamW
+from unirl.train.backend.config import BackendConfig, FamilyT, StageT
+from unirl.train.ema import Shadow
+from unirl.train.lora import inject, switched_off
 from unirl.train.rng import rng_state, seed_rngs, set_rng_state
 from unirl.types.metric import Metrics, mean, total
 
 
-@dataclasses.dataclass(frozen=True)
-class BackendConfig:
-    """optimizer:              AdamW and its schedule
-    lora:                   adapters; None trains all weights of what the family trains
-    ema:                    a moving average of the trainable weights
-    max_grad_norm:          clip to this norm; None only measures it
-    max_skipped_steps:      non-finite gradients skip the step; more than this many in a row stop the run
-    compute_dtype:          of the forward; auto is bfloat16 on CUDA and float32 on a CPU. Masters are always float32
-    guidance_gradient:      whether the unconditional branch carries gradient
-    gradient_checkpointing: recompute the blocks in backward
-    """
-
-    optimizer: AdamW = dataclasses.field(default_factory=AdamW)
-    lora: LoRA | None = None
-    ema: EMA | None = None
-    max_grad_norm: float | None = 1.0
-    max_skipped_steps: int = 10
-    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    guidance_gradient: bool = True
-    gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm must be positive or null, got {self.max_grad_norm}")
-        if self.max_skipped_steps < 0:
-            raise ValueError(f"max_skipped_steps must not be negative, got {self.max_skipped_steps}")
-
-
-class FSDPBackend(Remote):
+class FSDPBackend(Remote, Generic[FamilyT, StageT]):
     """Loads a family and owns its trainable weights.
 
     total_steps:    optimizer steps of the whole run, for the learning-rate schedule
@@ -62,8 +31,8 @@ class FSDPBackend(Remote):
 
     def __init__(
         self,
-        family: DiffusionFamily,
-        config: BackendConfig,
+        family: FamilyT,
+        config: BackendConfig[FamilyT, StageT],
         *,
         device: torch.device,
         seed: int,
@@ -83,7 +52,7 @@ class FSDPBackend(Remote):
             inject(self._module, config.lora, family.lora_targets, seed)
         if config.gradient_checkpointing:
             family.recompute_blocks(bundle)
-        self.stage = DiffusionStage(family, bundle, guidance_gradient=config.guidance_gradient, compute_dtype=dtype)
+        self.stage: StageT = config.stage(family, bundle, dtype)
         self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
@@ -98,6 +67,11 @@ class FSDPBackend(Remote):
         self._reference = Shadow(self._parameters) if with_reference and config.lora is None else None
         self._steps = self._steps_of_version = self._ema_updates = self._skipped_in_row = 0
         self.version = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.stage.bundle.device
 
     def reference(self) -> AbstractContextManager[None]:
         """The initial weights, for the duration of a `with` block."""
@@ -172,7 +146,7 @@ class FSDPBackend(Remote):
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(state["parameters"][name])
-        device = self.stage.bundle.device
+        device = self.device
         self._optimizer.state.clear()
         for name, entries in state["optimizer"].items():
             # Copies: AdamW changes its moments in place, and `state` is the caller's.

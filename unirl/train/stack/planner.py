@@ -6,24 +6,24 @@ import dataclasses
 
 import torch
 
+from unirl.types.condition import PromptTokens
 from unirl.types.sample import Part
+from unirl.types.sample_id import parent_id
 from unirl.types.seed import generator
+from unirl.types.segment import TextSegment
 
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
     """num_updates_per_batch: optimizer steps on one rollout, on disjoint rows
     micro_batch_size:      rows in one forward; None takes a whole update
-    replay_batch:          denoising steps in one forward; None takes all trained steps
     """
 
     num_updates_per_batch: int = 1
     micro_batch_size: int | None = None
-    replay_batch: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_updates_per_batch", "micro_batch_size", "replay_batch"):
-            value = self.__dict__[name]
+        for name, value in self.__dict__.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
@@ -42,6 +42,56 @@ class Geometry:
                 f"the nearest that does is {nearest_divisor(per_update, self.micro_batch_size)}"
             )
 
+    def cut(self, part: Part, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The rows of one update as those of its micro-batches."""
+        return list(rows.split(self.micro_batch_size or len(rows)))
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffusionGeometry(Geometry):
+    """replay_batch: denoising steps in one forward; None takes all trained steps"""
+
+    replay_batch: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenGeometry(Geometry):
+    """token_budget: tokens in one forward, instead of rows; a longer row goes alone. Siblings share their prompt."""
+
+    token_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        Geometry.__post_init__(self)
+        if self.token_budget is not None and self.micro_batch_size is not None:
+            raise ValueError(
+                f"micro_batch_size={self.micro_batch_size} and token_budget={self.token_budget} both say how large a "
+                "micro-batch is: leave one of them null"
+            )
+
+    def cut(self, part: Part, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Siblings next to each other, so that a forward reads their prompt once."""
+        assert isinstance(part.segment, TextSegment), "a token budget counts the tokens of responses"
+        assert isinstance(part.conditions, PromptTokens), "a token budget counts the tokens of prompts"
+        prompts, responses = part.conditions.lengths.tolist(), part.segment.lengths.tolist()
+        parents = [parent_id(sample_id) for sample_id in part.ids]
+        first = {parent: place for place, parent in reversed(list(enumerate(parents[row] for row in rows.tolist())))}
+        order = sorted(rows.tolist(), key=lambda row: first[parents[row]])
+        if self.token_budget is None:
+            return Geometry.cut(self, part, torch.tensor(order, dtype=torch.long))
+        micros: list[list[int]] = []
+        used = 0
+        for row in order:
+            with_sibling = bool(micros) and parents[row] == parents[micros[-1][-1]]
+            alone = prompts[row] + responses[row]
+            added = responses[row] if with_sibling else alone
+            if micros and used + added <= self.token_budget:
+                micros[-1].append(row)
+                used += added
+            else:
+                micros.append([row])
+                used = alone
+        return [torch.tensor(micro, dtype=torch.long) for micro in micros]
+
 
 def nearest_divisor(total: int, wanted: int) -> int:
     """The divisor of `total` closest to `wanted`, the smaller one of two."""
@@ -57,12 +107,9 @@ def plan(part: Part, geometry: Geometry, seed: int) -> list[list[Part]]:
         f"{len(part)} rows are no {geometry.num_updates_per_batch} equal updates: `check` comes first"
     )
     order = torch.randperm(len(part), generator=generator(seed, "plan", part.ids[0]))
-    valid = part.valid[order]
-    per_update = len(part) // geometry.num_updates_per_batch
-    size = geometry.micro_batch_size or per_update
+    valid = part.valid
     updates = []
-    for start in range(0, len(part), per_update):
-        slices = [slice(at, min(at + size, start + per_update)) for at in range(start, start + per_update, size)]
-        kept = [order[rows][valid[rows]] for rows in slices]
-        updates.append([part.select(rows) for rows in kept if len(rows)])
+    for rows in order.split(len(part) // geometry.num_updates_per_batch):
+        kept = [micro[valid[micro]] for micro in geometry.cut(part, rows)]
+        updates.append([part.select(micro) for micro in kept if len(micro)])
     return updates

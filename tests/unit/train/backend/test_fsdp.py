@@ -22,7 +22,8 @@ from tests.tiny_policy import (
 )
 from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.rollout.trainside import Trainside
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
@@ -290,4 +291,4 @@ def test_the_kl_to_the_reference_is_exactly_0_at_the_start_and_positive_after_an
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        BackendConfig(**settings)
+        DiffusionBackendConfig(**settings)

@@ -10,10 +10,11 @@ import torch
 
 from tests.tiny_policy import PLAIN, SMALL, START, Slope, last_gradient, policy, rows_of, saved, train, weights_of
 from unirl.distributed.group.placement import Placement
-from unirl.train.backend.fsdp import BackendConfig, FSDPBackend
+from unirl.train.backend.config import DiffusionBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Geometry
+from unirl.train.stack.planner import DiffusionGeometry
 from unirl.types.metric import values
 from unirl.types.sample import Part
 
@@ -117,10 +118,10 @@ def test_a_rollout_of_one_good_and_one_bad_update_makes_a_new_version() -> None:
 
 
 def test_through_a_slab_it_is_the_same_update() -> None:
-    part, geometry = rows_of([1.0, -2.0, 4.0, 0.5]), Geometry(num_updates_per_batch=2, micro_batch_size=1)
+    part, geometry = rows_of([1.0, -2.0, 4.0, 0.5]), DiffusionGeometry(num_updates_per_batch=2, micro_batch_size=1)
     alone = policy()
     expected = TrainStack(alone, Slope(), geometry, seed=0).train(part, START)
-    config = BackendConfig(optimizer=PLAIN, max_grad_norm=None)
+    config = DiffusionBackendConfig(optimizer=PLAIN, max_grad_norm=None)
     with Placement(device="cpu").slab() as slab:
         backend = slab.spawn(
             FSDPBackend, SMALL, config, device=torch.device("cpu"), seed=0, total_steps=100, with_reference=False

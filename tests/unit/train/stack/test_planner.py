@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.tiny_policy import rows_of
-from unirl.train.stack.planner import Geometry, nearest_divisor, plan
+from unirl.train.stack.planner import DiffusionGeometry, nearest_divisor, plan
 from unirl.types.sample import Part
 
 
@@ -22,14 +22,14 @@ def rows(count: int, invalid: tuple[int, ...] = (), rollout: int = 0) -> Part:
 
 def planned(part: Part, *, seed: int = 0, **geometry: Any) -> list[list[list[str]]]:
     """The ids of each micro-batch of each update."""
-    return [[micro.ids for micro in update] for update in plan(part, Geometry(**geometry), seed)]
+    return [[micro.ids for micro in update] for update in plan(part, DiffusionGeometry(**geometry), seed)]
 
 
 def flat(updates: list[list[list[str]]]) -> list[str]:
     return [sample_id for update in updates for micro in update for sample_id in micro]
 
 
-# Geometry
+# DiffusionGeometry
 
 
 @pytest.mark.parametrize(
@@ -41,23 +41,23 @@ def test_the_nearest_divisor_is_the_smaller_of_two(total: int, wanted: int, near
 
 def test_rows_that_do_not_divide_into_updates_are_refused_with_the_nearest_number() -> None:
     with pytest.raises(ValueError, match=r"12 samples .* num_updates_per_batch=5 .* nearest that does is 4"):
-        Geometry(num_updates_per_batch=5).check(12)
+        DiffusionGeometry(num_updates_per_batch=5).check(12)
 
 
 def test_an_update_that_does_not_divide_into_micro_batches_is_refused_with_the_nearest_size() -> None:
     with pytest.raises(ValueError, match=r"an update of 6 samples .* micro_batch_size=4; .* nearest that does is 3"):
-        Geometry(num_updates_per_batch=2, micro_batch_size=4).check(12)
+        DiffusionGeometry(num_updates_per_batch=2, micro_batch_size=4).check(12)
 
 
 @pytest.mark.parametrize("micro", [None, 1, 2, 3, 6])
 def test_what_divides_is_accepted(micro: int | None) -> None:
-    Geometry(num_updates_per_batch=2, micro_batch_size=micro).check(12)
+    DiffusionGeometry(num_updates_per_batch=2, micro_batch_size=micro).check(12)
 
 
 @pytest.mark.parametrize("name", ["num_updates_per_batch", "micro_batch_size", "replay_batch"])
 def test_a_size_below_1_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        Geometry(**{name: 0})
+        DiffusionGeometry(**{name: 0})
 
 
 # Plan

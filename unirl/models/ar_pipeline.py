@@ -1,0 +1,49 @@
+"""ARPipeline: a request Sample in, a Sample filled with text out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from unirl.models.ar_stage import ARStage
+from unirl.models.base import Bundle, LanguageFamily
+from unirl.types.condition import PromptTokens
+from unirl.types.media import Media
+from unirl.types.sample import Part, Sample
+from unirl.types.sampling import ARSamplingParams
+from unirl.types.segment import TextSegment
+
+
+@dataclasses.dataclass(frozen=True)
+class ARPipeline:
+    """Tokenize, write, read. batch_size: rows written at a time; None takes all at once."""
+
+    stage: ARStage
+    batch_size: int | None = None
+
+    def __call__(self, sample: Sample, *, version: int) -> Sample:
+        """Fill the frontier of `sample`; `version` names the weights that do it."""
+        part, above = sample.frontier, sample.parts[-2].media
+        assert above is not None, "the part above a request carries its prompts"
+        with torch.no_grad():
+            prompts = self.stage.family.tokenize(self.stage.bundle, above).select(sample.parent_rows())
+            size = self.batch_size or len(part)
+            pieces = [
+                self._fill(part.select(rows), prompts.select(rows), version)
+                for rows in torch.arange(len(part)).split(size)
+            ]
+            return sample.with_frontier(Part.concat(pieces))
+
+    def _fill(self, part: Part, prompts: PromptTokens, version: int) -> Part:
+        assert isinstance(part.sampling, ARSamplingParams)
+        segment = self.stage.rollout(part, prompts)
+        texts = read(self.stage.family, self.stage.bundle, segment, part.sampling)
+        return part.fill(media=Media(texts=texts), segment=segment, conditions=prompts, version=version)
+
+
+def read(family: LanguageFamily, bundle: Bundle, segment: TextSegment, sampling: ARSamplingParams) -> list[str]:
+    """The text of each response, up to its first stop string."""
+    texts = [family.decode(bundle, tokens.tolist()) for tokens in segment.tokens.split(segment.lengths.tolist())]
+    ends = [min((text.find(stop) for stop in sampling.stop if stop in text), default=len(text)) for text in texts]
+    return [text[:end] for text, end in zip(texts, ends, strict=True)]

@@ -1,0 +1,1 @@
+"""Diffusion families, one file each: what is a family's own, and nothing else."""

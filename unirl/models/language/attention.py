@@ -1,0 +1,279 @@
+"""Attention over packed rows: no padding outside of it, and a prompt that siblings share goes through the model once.
+
+A `Layout` says which rows the tokens of a forward belong to. It travels through a transformers model as an argument
+that every attention module hands on (`install` names the function that takes it), so any model of the library that
+supports attention backends runs packed, in rollout and in replay, without a line of its own.
+
+Shapes: B rows of a forward, T tokens each, H query heads, K key heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+_NAME = "unirl_packed"
+
+
+class Layout(ABC):
+    """How the tokens of one forward see each other."""
+
+    @abstractmethod
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """query: `(B, H, T, D)`; key, value: `(B, K, T, D)`; window: tokens that a token sees, itself included.
+
+        Returns `(B, H, T, D)`.
+        """
+
+    @abstractmethod
+    def shape(self, tokens: int) -> tuple[int, int]:
+        """(B, T) of a forward of so many tokens."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Layout:
+        """This layout, for a forward on `device`."""
+
+
+def install(text_model: Any) -> None:
+    """Have the attention modules of a transformers model take a `layout`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_NAME, _attention)
+    text_model.config._attn_implementation = _NAME  # noqa: SLF001 - the setter would change the towers beside it
+
+
+def _attention(  # noqa: PLR0913 - the library calls it so
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float,
+    sliding_window: int | None = None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """The library's attention function; dropout is among the arguments, and modules are in eval mode."""
+    output = layout.attend(module.layer_idx, query, key, value, scale=scaling, window=sliding_window)
+    return output.transpose(1, 2), None
+
+
+@dataclasses.dataclass
+class KeyValues:
+    """Keys and values of N rows in every layer, `(N, K, S, D)` each: S columns, prompts end at column `start`.
+
+    lengths: `(N,)` of the prompts, which stand right before `start`
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    lengths: torch.Tensor
+    start: int
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Only these rows stay."""
+        self.keys = [key[rows] for key in self.keys]
+        self.values = [value[rows] for value in self.values]
+        self.lengths = self.lengths[rows]
+
+
+class PackedLayout(Layout):
+    """P prompts end to end, then N responses end to end, in one row of tokens (B = 1).
+
+    A token of a prompt sees its prompt up to itself; one of a response sees its whole prompt and its response up to
+    itself. With prompts of 3 and 2 tokens, and responses of 2, 1 and 2 to them (parents 0 0 1)::
+
+        tokens   a a a b b | c c d e e
+        columns  0 1 2 3 4   5 6 7 8 9
+
+    prompts: `(P,)` lengths; responses: `(N,)` lengths; parents: `(N,)`, the prompt of each response
+    """
+
+    def __init__(self, prompts: torch.Tensor, responses: torch.Tensor, parents: torch.Tensor) -> None:
+        self.prompts, self.responses, self.parents = prompts, responses, parents
+        # On the CPU: all figures of the layout are known before the forward, without waiting for a device.
+        self._prompt_columns = _columns(prompts, first=0)
+        self._response_columns = _columns(responses, first=int(prompts.sum()))
+        self._seen = torch.cat([self._prompt_columns[parents], self._response_columns], dim=1)
+        self._prompt_places = _real(prompts).flatten().nonzero()[:, 0]
+        self._response_places = _real(responses).flatten().nonzero()[:, 0]
+        self._masks: dict[tuple[str, int | None], torch.Tensor] = {}
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    @property
+    def places(self) -> torch.Tensor:
+        """`(sum of responses,)`: 0, 1, 2 ... along each response."""
+        return _count(self.responses)
+
+    def shape(self, tokens: int) -> tuple[int, int]:
+        return 1, tokens
+
+    def keeping(self) -> PackedLayout:
+        """This layout, which remembers keys and values of the forward for `key_values`."""
+        self._kept = []
+        return self
+
+    def to(self, device: torch.device) -> PackedLayout:
+        """This layout with what a forward indexes by on `device`."""
+        for name in ("_prompt_columns", "_response_columns", "_seen", "_prompt_places", "_response_places"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, heads, D)
+        if self._kept is not None:
+            self._kept.append((keys, values))
+        columns = self._prompt_columns
+        mask = None if window is None or window >= columns.shape[1] else self._mask("prompts", window)
+        output = _attend(_at(queries, columns), _at(keys, columns), _at(values, columns), mask, scale=scale)
+        outputs = [output.flatten(0, 1)[self._prompt_places]]
+        if self._response_columns.numel():
+            own, seen = self._response_columns, self._seen
+            mask = self._mask("responses", window)
+            output = _attend(_at(queries, own), _at(keys, seen), _at(values, seen), mask, scale=scale)
+            outputs.append(output.flatten(0, 1)[self._response_places])
+        return torch.cat(outputs).transpose(0, 1)[None]
+
+    def key_values(self, rows: torch.Tensor, room: int) -> KeyValues:
+        """What the forward kept, for N rows that answer the prompts `rows` `(N,)` with room for so many tokens."""
+        assert self._kept is not None, "a layout that was not told to keep has nothing to give"
+        longest = self._prompt_columns.shape[1]
+        # Prompts stand at the end of their columns: what is generated follows at once, in the same column in all rows.
+        shift = (longest - self.prompts)[:, None]
+        source = (torch.arange(longest) - shift).clamp(min=0)
+        columns = self._prompt_columns.gather(1, source.to(self._prompt_columns.device))[rows]
+
+        def roomy(states: torch.Tensor) -> torch.Tensor:
+            full = states.new_empty(len(rows), states.shape[1], longest + room, states.shape[2])
+            full[:, :, :longest] = states[columns].transpose(1, 2)
+            return full
+
+        keys = [roomy(keys) for keys, _ in self._kept]
+        values = [roomy(values) for _, values in self._kept]
+        return KeyValues(keys, values, self.prompts[rows], start=longest)
+
+    def _mask(self, kind: str, window: int | None) -> torch.Tensor:
+        """True where a query sees a key, `(rows, 1, queries, keys)`; made once, for all layers of a kind."""
+        if (kind, window) not in self._masks:
+            prompt = torch.arange(self._prompt_columns.shape[1])
+            if kind == "prompts":
+                queries, keys = prompt[None, :, None], prompt[None, None, :]
+                mask = keys <= queries
+            else:
+                own = torch.arange(self._response_columns.shape[1])
+                length = self.prompts[self.parents][:, None]
+                queries = (length + own)[:, :, None]
+                keys = torch.cat([prompt.expand(len(length), -1), length + own], dim=1)[:, None]
+                real = torch.cat([prompt < length, torch.ones(len(length), len(own), dtype=torch.bool)], dim=1)
+                mask = (keys <= queries) & real[:, None]
+            if window is not None:
+                mask = mask & (queries - keys < window)
+            self._masks[kind, window] = mask[:, None].to(self._prompt_columns.device)
+        return self._masks[kind, window]
+
+
+class DecodeLayout(Layout):
+    """One new token of each row (T = 1), after what is in the cache. step: tokens that were generated before it."""
+
+    def __init__(self, cache: KeyValues, step: int) -> None:
+        self._cache, self._step = cache, step
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def shape(self, tokens: int) -> tuple[int, int]:
+        return tokens, 1
+
+    def to(self, device: torch.device) -> DecodeLayout:
+        return self
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        column = self._cache.start + self._step
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[:, :, column], values[:, :, column] = key[:, :, 0], value[:, :, 0]
+        # All query heads of a key head ask the same keys: they stand in line as if they were tokens.
+        grouped = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]
+        output = torch.nn.functional.scaled_dot_product_attention(
+            grouped, keys[:, :, : column + 1], values[:, :, : column + 1], self._mask(column + 1, window), scale=scale
+        )
+        return output.flatten(1, 2)[:, :, None]
+
+    def _mask(self, columns: int, window: int | None) -> torch.Tensor | None:
+        if window not in self._masks:
+            lengths, start = self._cache.lengths, self._cache.start
+            first = start - lengths
+            if window is not None:
+                first = first.clamp(min=columns - window)
+            mask = torch.arange(columns) >= first[:, None]
+            device = self._cache.keys[0].device
+            self._masks[window] = None if bool(mask.all()) else mask[:, None, None].to(device)
+        return self._masks[window]
+
+
+def _attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, *, scale: float
+) -> torch.Tensor:
+    """Padded rows `(rows, tokens, heads, D)` in and out; causal without a mask."""
+    output = torch.nn.functional.scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=queries.shape[2] != keys.shape[2],
+    )
+    return output.transpose(1, 2)
+
+
+def _at(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """`states[columns]`, whose backward is much faster as an index_select."""
+    return states.index_select(0, columns.flatten()).unflatten(0, columns.shape)
+
+
+def _real(lengths: torch.Tensor) -> torch.Tensor:
+    """`(N, longest)`: True where a padded row holds a token."""
+    longest = int(lengths.max()) if len(lengths) else 0
+    return torch.arange(longest) < lengths[:, None]
+
+
+def _columns(lengths: torch.Tensor, first: int) -> torch.Tensor:
+    """`(N, longest)`: the column of each token where rows stand end to end from `first`; 0 in the padding."""
+    starts = first + lengths.cumsum(0) - lengths
+    real = _real(lengths)
+    return torch.where(real, starts[:, None] + torch.arange(real.shape[1]), 0)
+
+
+def _count(lengths: torch.Tensor) -> torch.Tensor:
+    """`(sum L,)`: 0, 1, 2 ... of each row."""
+    starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    return torch.arange(len(starts)) - starts

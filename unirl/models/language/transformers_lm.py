@@ -1,0 +1,78 @@
+"""What all language models of transformers share, whatever loads them and whatever a prompt looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.models.base import Bundle, LanguageFamily
+from unirl.models.language.attention import Layout, install
+from unirl.models.language.parity import refuse_other_forwards
+from unirl.types.condition import PromptTokens
+
+
+class TransformersLM(LanguageFamily):
+    """A `...ForCausalLM` and its tokenizer."""
+
+    def bundled(self, model: Any, tokenizer: Any) -> Bundle:
+        """A loaded model, ready for packed forwards."""
+        bundle = Bundle(transformer=model, processors={"tokenizer": tokenizer})
+        refuse_other_forwards(self, bundle, lambda: install(model.base_model))
+        return bundle
+
+    def positions(self, bundle: Bundle, prompts: PromptTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = [torch.arange(length) for length in prompts.lengths.tolist()]
+        return torch.cat(rows)[:, None], prompts.lengths
+
+    def hidden_states(
+        self,
+        bundle: Bundle,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: Layout,
+        *,
+        pictures: list[dict[str, torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        model: Any = bundle.transformer
+        return model.base_model(
+            input_ids=tokens, position_ids=positions[..., 0], use_cache=False, layout=layout
+        ).last_hidden_state
+
+    def logits(self, bundle: Bundle, hidden: torch.Tensor) -> torch.Tensor:
+        model: Any = bundle.transformer
+        return model.get_output_embeddings()(hidden)
+
+    def vocabulary(self, bundle: Bundle) -> int:
+        model: Any = bundle.transformer
+        return model.get_output_embeddings().weight.shape[0]
+
+    def end_tokens(self, bundle: Bundle) -> tuple[int, ...]:
+        model: Any = bundle.transformer
+        named = [model.generation_config.eos_token_id, bundle.processors["tokenizer"].eos_token_id]
+        flat = [token for entry in named for token in (entry if isinstance(entry, list) else [entry])]
+        return tuple(dict.fromkeys(token for token in flat if token is not None))
+
+    def decode(self, bundle: Bundle, tokens: list[int]) -> str:
+        return bundle.processors["tokenizer"].decode(tokens, skip_special_tokens=True)
+
+    def recompute_blocks(self, bundle: Bundle) -> None:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        model: Any = bundle.transformer
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.training = True  # of the layer alone: the library recomputes in training mode only
+
+    def save(self, bundle: Bundle, folder: Path) -> None:
+        model: Any = bundle.transformer
+        model.save_pretrained(folder)
+        bundle.processors["tokenizer"].save_pretrained(folder)
+
+
+def packed(rows: list[list[int]]) -> PromptTokens:
+    """Token ids of each prompt, end to end."""
+    lengths = torch.tensor([len(row) for row in rows])
+    return PromptTokens(tokens=torch.tensor([token for row in rows for token in row]), lengths=lengths)

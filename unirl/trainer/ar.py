@@ -1,0 +1,133 @@
+"""ARTrainer: rollout -> reward -> advantage -> replay, loss, step, of a language model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from unirl.algorithms.base import Progress
+from unirl.algorithms.token_base import TokenAlgorithm
+from unirl.data.prompts import PromptSampler
+from unirl.distributed.group.placement import Slab
+from unirl.models.ar_pipeline import ARPipeline
+from unirl.models.base import LanguageFamily
+from unirl.reward.service import RewardConfig, RewardService
+from unirl.rollout.trainside import Trainside, TrainsideEngine
+from unirl.train.backend.config import ARBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.stack.base import TrainStack
+from unirl.train.stack.planner import TokenGeometry
+from unirl.trainer.base import PolicyConfig, PolicyTrainer
+from unirl.trainer.evaluation import Evaluation, judge
+from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
+from unirl.trainer.text_evaluation import TextEvalConfig
+from unirl.types.metric import Metrics, mean, merge
+from unirl.types.sample import Part, Sample
+from unirl.types.sampling import ARSamplingParams
+from unirl.types.segment import TextSegment
+
+
+@dataclasses.dataclass(frozen=True)
+class ARTrainConfig:
+    """backend: weights and optimizer; geometry: how a rollout is cut into updates and micro-batches."""
+
+    backend: ARBackendConfig
+    geometry: TokenGeometry = dataclasses.field(default_factory=TokenGeometry)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ARConfig(PolicyConfig):
+    """An RL run of a language model. Contradictions between nodes are refused here, before any weight loads."""
+
+    model: LanguageFamily
+    data: DataConfig
+    sampling: ARSamplingParams
+    reward: RewardConfig
+    algorithm: TokenAlgorithm
+    train: ARTrainConfig
+    rollout: Trainside = dataclasses.field(default_factory=Trainside)
+    advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
+    eval: TextEvalConfig | None = None
+    domain: Literal["ar"] = "ar"
+
+    def __post_init__(self) -> None:
+        check_groups(self.data, self.advantage)
+        self.train.geometry.check(self.data.prompts_per_step * self.data.samples_per_prompt)
+        if self.sampling.temperature == 0:
+            raise ValueError(
+                "sampling.temperature=0 takes the likeliest token always: all samples of a group are one text, and "
+                "there is no probability to train on; set it above 0 (eval.temperature=0 is for evaluations)"
+            )
+        if self.rollout.weights != "live":
+            name = type(self.algorithm).__name__
+            raise ValueError(f"{name} samples with the live weights: set rollout.weights=live, got ema")
+        PromptSampler(self.data.prompts.rows(), self.data.prompts_per_step, self.run.seed)
+        self.reward.refuse_names(REWARD_FIGURES)
+        if self.eval is None:
+            self.run.refuse_best_without_evaluation()
+        else:
+            self.eval.check(self.reward, self.run)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.run.steps * self.train.geometry.num_updates_per_batch
+
+
+class ARTrainer(PolicyTrainer):
+    """Reinforcement learning of a language model."""
+
+    def __init__(self, config: ARConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        self.prompts = PromptSampler(config.data.prompts.rows(), config.data.prompts_per_step, config.run.seed)
+
+    def setup(self, slab: Slab) -> None:
+        config = self.config
+        self.backend = slab.spawn(
+            FSDPBackend,
+            config.model,
+            config.train.backend,
+            device=torch.device(config.placement.device_type()),
+            seed=config.run.seed,
+            total_steps=config.optimizer_steps,
+            with_reference=config.algorithm.needs.reference,
+        )
+        self.rollout = slab.spawn(TrainsideEngine, self.backend, config.rollout, ARPipeline)
+        self.reward = slab.spawn(RewardService, config.reward)
+        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
+        if config.eval is not None:
+            self.judges = slab.spawn(RewardService, config.eval.judges(config.reward))
+
+    def step(self, number: int) -> Metrics:
+        config = self.config
+        prompts = Sample((self.prompts.draw(number),))
+        request = prompts.fork(config.data.samples_per_prompt, config.sampling)
+        with self.timer("rollout"):
+            sample = self.rollout.generate(request)
+        with self.timer("reward"):
+            scores = self.reward.score(sample)
+        part = config.advantage.of(sample.frontier.with_rewards(scores), config.reward)
+        metrics = self.stack.train(part, Progress(number, config.run.steps))
+        return merge([reward_metrics(part), response_metrics(part), metrics])
+
+    def evaluate(self) -> Evaluation | None:
+        config = self.config.eval
+        if config is None:
+            return None
+        sample = self.rollout.generate(config.request(self.config.sampling))
+        scores = self.judges.score(sample)
+        return config.passed(judge(sample, scores, config), scores)
+
+
+def response_metrics(part: Part) -> Metrics:
+    """Figures of the responses."""
+    segment = part.segment
+    assert isinstance(segment, TextSegment)
+    count = float(len(segment))
+    return {
+        "rollout/tokens": mean(float(segment.lengths.double().mean()), count),
+        "rollout/truncated": mean(float(segment.truncated.double().mean()), count),
+    }
