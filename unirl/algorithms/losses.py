@@ -1,7 +1,8 @@
 """Losses as functions: tensors in, tensors out, no model, no config, no reduction over rows.
 
 Suffixes: N samples, S trained steps. Every function returns one value per (sample, step); the caller averages them
-once, over the whole optimizer step. `r = exp(new - old)`, A the advantage.
+once, over the whole optimizer step. `r = exp(new - old)`, A the advantage. Those without a suffix are elementwise:
+`token_losses.py` takes them for tokens.
 """
 
 from __future__ import annotations
@@ -12,26 +13,30 @@ from unirl.sde.strategy import gaussian_kl, per_row, row_mean
 
 # exp(20) is 5e8: far beyond any ratio that trains, far below overflow. Bounding the exponent, not the result, keeps the
 # gradient finite.
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 _SMALLEST_WEIGHT = 1e-5
 
 
 def bounded_ratio(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
     """`exp(new - old)` with the exponent bounded to +-20, any shape. NaN stays NaN, in value and gradient."""
-    log_ratio = log_probs - old_log_probs
+    return bounded_exp(log_probs - old_log_probs)
+
+
+def bounded_exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    """`exp(log r)` with the exponent bounded to +-20, any shape. NaN stays NaN, in value and gradient."""
     # torch.clamp passes NaN on but gives it the gradient 0, which would train on as if the row were not there.
-    return torch.where(log_ratio.isnan(), log_ratio, log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)).exp()
+    return torch.where(log_ratio.isnan(), log_ratio, log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()
 
 
-def clipped_surrogate(ratio_NS: torch.Tensor, advantages_NS: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """`max(-A r, -A clip(r, 1 - low, 1 + high))` (PPO, arXiv 1707.06347, eq. 7). `(N, S)`."""
-    clipped = ratio_NS.clamp(1 - low, 1 + high)
-    return torch.maximum(-advantages_NS * ratio_NS, -advantages_NS * clipped)
+def clipped_surrogate(ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """`max(-A r, -A clip(r, 1 - low, 1 + high))` (PPO, arXiv 1707.06347, eq. 7), any shape."""
+    clipped = ratio.clamp(1 - low, 1 + high)
+    return torch.maximum(-advantages * ratio, -advantages * clipped)
 
 
-def clipped_away(ratio_NS: torch.Tensor, advantages_NS: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Where the clip takes the gradient: the ratio has left the range in the direction of A. `(N, S)` bool."""
-    return ((advantages_NS > 0) & (ratio_NS > 1 + high)) | ((advantages_NS < 0) & (ratio_NS < 1 - low))
+def clipped_away(ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Where the clip takes the gradient: the ratio has left the range in the direction of A. Bool, any shape."""
+    return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
 
 
 def step_kl(
@@ -53,8 +58,7 @@ def divergence_masked_surrogate(
 
     Returns the loss and the bool mask of dropped elements, `(N, S)` each; dropped ones stay in the mean's denominator.
     """
-    moved = ((advantages_NS > 0) & (ratio_NS > 1)) | ((advantages_NS < 0) & (ratio_NS < 1))
-    dropped = (kl_NS >= threshold) & moved
+    dropped = (kl_NS >= threshold) & clipped_away(ratio_NS, advantages_NS, 0.0, 0.0)
     return torch.where(dropped, 0, -advantages_NS * ratio_NS), dropped
 
 
