@@ -8,8 +8,9 @@ from typing import final
 
 import torch
 
+from unirl.algorithms import token_losses
 from unirl.algorithms.base import Algorithm, AlgorithmOutput, Context, reduced
-from unirl.algorithms.token_losses import Aggregation, token_terms, token_weights
+from unirl.algorithms.token_losses import Aggregation, per_token, token_weights, trained_only, weighted_sum
 from unirl.models.ar_stage import ARStage, TokenReplay
 from unirl.types.metric import Metrics
 from unirl.types.sample import Part
@@ -57,7 +58,7 @@ class TokenAlgorithm(Algorithm[ARStage]):
     @final
     def terms(self, part: Part) -> float:
         segment = responses(part)
-        return token_terms(segment.loss_mask, segment.lengths, self.aggregation)
+        return token_losses.terms(segment.loss_mask, segment.lengths, self.aggregation)
 
     @final
     def frozen_anchors(self, context: ARContext, part: Part) -> TokenAnchors | None:
@@ -72,7 +73,7 @@ class TokenAlgorithm(Algorithm[ARStage]):
         output = self.loss(context, part, anchors)
         mask = segment.loss_mask
         weights = token_weights(mask, segment.lengths, self.aggregation, self.horizon)
-        total = (output.losses[mask] * weights[mask]).sum()
+        total = weighted_sum(output.losses, weights)
         if total.requires_grad:
             (total / terms).backward()
         trained = AlgorithmOutput(
@@ -95,7 +96,8 @@ def old_policy(context: ARContext, part: Part, source: str) -> TokenAnchors | No
     None: the replay would be the very forward that the loss is going to do, so the loss takes its own (`or_itself`).
     """
     if source == "rollout":
-        return TokenAnchors(responses(part).log_probs)
+        segment = responses(part)
+        return TokenAnchors(trained_only(segment.log_probs, segment.loss_mask))
     return None if context.unchanged else TokenAnchors(context.stage.replay(part).log_probs)
 
 
@@ -110,4 +112,4 @@ def token_advantages(part: Part) -> torch.Tensor:
     if segment.advantages is not None:
         return segment.advantages
     assert part.advantages is not None, "advantages come before training"
-    return part.advantages.repeat_interleave(segment.lengths)
+    return per_token(part.advantages, segment.lengths, len(segment.tokens))

@@ -153,16 +153,14 @@ def test_an_evaluation_that_does_not_fit_its_run_is_refused(
 ) -> None:
     model = TinySD3(vocabulary=("a", "seven", "zero"))
     with pytest.raises(ValueError, match=told):
-        DiffusionEvalConfig(**{"prompts": PROMPTS, **settings}).check(
-            model, SAMPLING, LEVEL, RunConfig("x", 9, 0, **run)
-        )
+        DiffusionEvalConfig(**{"prompts": PROMPTS, **settings}).fit(model, SAMPLING, LEVEL, RunConfig("x", 9, 0, **run))
 
 
 @pytest.mark.parametrize("best", ["eval/reward", "eval/level", "eval/other", "eval/count/samples"])
 def test_every_figure_of_the_evaluation_may_choose_the_best_checkpoint(best: str) -> None:
     config = DiffusionEvalConfig(PROMPTS, every=25, scorers={"other": Level()}, measures={"count": Count()})
     model = TinySD3(vocabulary=("a", "seven", "zero"))
-    config.check(model, SAMPLING, LEVEL, RunConfig("x", 9, 0, keep_best=1, best_metric=best))
+    config.fit(model, SAMPLING, LEVEL, RunConfig("x", 9, 0, keep_best=1, best_metric=best))
 
 
 def test_checkpoints_cannot_be_compared_without_an_evaluation() -> None:

@@ -110,6 +110,7 @@ def test_tokens_of_different_length_stay_with_their_row() -> None:
         log_probs=-torch.tensor([1.0, 2, 5, 6, 7]),
         loss_mask=torch.tensor([True, False, True, True, True]),
         lengths=lengths,
+        truncated=torch.tensor([False, False, True]),
     )
     chosen = text.select([2, 0])
     assert chosen.tokens.tolist() == [5, 6, 7, 1, 2]
