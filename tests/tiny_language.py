@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 
+from unirl.algorithms.base import AlgorithmOutput, Needs, Progress
+from unirl.algorithms.token_base import ARContext, TokenAlgorithm, TokenAnchors, token_advantages
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.ar_stage import ARStage
@@ -17,7 +20,10 @@ from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import ARBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.optim import AdamW
+from unirl.train.stack.base import TrainStack
+from unirl.train.stack.planner import TokenGeometry
 from unirl.types.condition import PromptTokens
+from unirl.types.metric import Metrics
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import ARSamplingParams
@@ -71,8 +77,6 @@ class OtherLM(TinyLM):
 
 def plain(bundle: Bundle, attention: str = "sdpa") -> Any:
     """The model of `bundle` with the library's own attention: weights are shared, the config is its own."""
-    import copy
-
     model: Any = bundle.transformer
     config = copy.deepcopy(model.config)
     other = type(model)(config)
@@ -161,6 +165,47 @@ def policy(family: TinyLM = SMALL, *, reference: bool = False, total_steps: int 
 def rollout(backend: FSDPBackend, *args: Any, engine: Trainside | None = None, **settings: Any) -> Part:
     """What the policy makes of a `request` with these settings, without rewards."""
     return TrainsideEngine(backend, engine or Trainside(), ARPipeline).generate(request(*args, **settings)).frontier
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenSlope(TokenAlgorithm):
+    """A loss of known numbers: each token of a row has the value A, and d/dw = A for every weight."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def anchors(self, context: ARContext, part: Part) -> TokenAnchors | None:
+        return None
+
+    def loss(self, context: ARContext, part: Part, anchors: TokenAnchors | None) -> AlgorithmOutput:
+        weights = [w.sum() for w in context.stage.bundle.transformer.parameters() if w.requires_grad]
+        total = torch.stack(weights).sum()
+        return AlgorithmOutput(token_advantages(part) * (1 + total - total.detach()))
+
+
+def lengths_of(
+    lengths: Sequence[int],
+    advantages: Sequence[float],
+    *,
+    rewards: Sequence[float] | None = None,
+    masked: Sequence[int] = (),
+) -> Part:
+    """Rows of one group with so many tokens, for TokenSlope; the tokens of the rows `masked` are not trained."""
+    part = rows_of([[1, 2]], [[[3] * length for length in lengths]])
+    kept = torch.tensor([float(row not in masked) for row in range(len(lengths))])
+    segment = dataclasses.replace(segment_of(part), loss_mask=kept.repeat_interleave(torch.tensor(lengths)).bool())
+    return dataclasses.replace(
+        part,
+        segment=segment,
+        rewards=torch.zeros(len(lengths)) if rewards is None else torch.tensor(list(rewards)),
+        advantages=torch.tensor(list(advantages)),
+    )
+
+
+def train(backend: FSDPBackend, algorithm: TokenAlgorithm, part: Part, **geometry: Any) -> Metrics:
+    """All updates on one rollout; `geometry` are the settings of TokenGeometry."""
+    return TrainStack(backend, algorithm, TokenGeometry(**geometry), seed=0).train(part, Progress(step=0, total=10))
 
 
 def rewarded(part: Part, rewards: Sequence[float] | None = None) -> Part:
