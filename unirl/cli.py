@@ -77,6 +77,8 @@ def sample(run: Path, prompts: list[str], number: int, seed: int, out: Path | No
 
     media = sample_run(run, prompts, number, seed=seed, step=step)
     if media.texts is not None:
+        if out is not None:
+            raise ConfigError(f"--out {out} is a file of pictures, and this run writes texts: they are printed")
         print(*media.texts, sep="\n")
         return
     assert media.images is not None
