@@ -48,7 +48,7 @@ def _write_adapter(stage: Trainable, lora: LoRA, folder: Path) -> None:
     config = adapter_config(lora, stage.family.lora_targets)
     config.inference_mode = True
     if isinstance(module, PreTrainedModel):
-        config.base_model_name_or_path = module.name_or_path
+        config.base_model_name_or_path, config.task_type = module.name_or_path, "CAUSAL_LM"
     if "pipeline" in processors:
         pipeline, loads_adapters = processors["pipeline"], isinstance(processors["pipeline"], LoraBaseMixin)
         config.base_model_name_or_path = pipeline.name_or_path
