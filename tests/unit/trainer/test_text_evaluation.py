@@ -61,7 +61,9 @@ def test_an_evaluation_has_a_random_stream_of_its_own() -> None:
 
 
 def test_what_cannot_be_told_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"pass_at=\[0, 8\] cannot be told from samples_per_prompt=4 samples: take 1 to 4"):
+    with pytest.raises(
+        ValueError, match=r"pass_at=\[0, 8\] cannot be told from samples_per_prompt=4 samples: take 1 to 4"
+    ):
         TextEvalConfig(PROMPTS, samples_per_prompt=4, pass_at=(0, 1, 8))
     with pytest.raises(ValueError, match=r"samples_per_prompt=4 at temperature 0 are copies of one text: take 1"):
         TextEvalConfig(PROMPTS, samples_per_prompt=4, temperature=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -51,14 +52,14 @@ def test_every_row_is_in_one_micro_batch_which_exceeds_its_budget_only_as_a_lone
     for micro in update:
         assert len(micro) == 1 or tokens(micro) <= budget
     parents = [parent_id(name) for name in ids([update])]
-    runs = 1 + sum(one != other for one, other in zip(parents, parents[1:], strict=False))
+    runs = 1 + sum(one != other for one, other in itertools.pairwise(parents))
     assert runs == len(set(parents))
 
 
 @given(SIZES, st.integers(1, 40))
 def test_no_micro_batch_would_have_taken_the_next_row(sizes: list[tuple[int, list[int]]], budget: int) -> None:
     [update] = planned(part_of([p for p, _ in sizes], [own for _, own in sizes]), token_budget=budget)
-    for micro, following in zip(update, update[1:], strict=False):
+    for micro, following in itertools.pairwise(update):
         assert tokens(Part.concat([micro, following.select([0])])) > budget
 
 
