@@ -1,4 +1,4 @@
-"""Questions to a model behind an OpenAI-compatible URL: retried, bounded in time and size, with a cause if all fails."""
+"""Questions to a model behind an OpenAI-compatible URL: retried, bounded in time and size, failures with a cause."""
 
 from __future__ import annotations
 

@@ -40,16 +40,13 @@ class Arithmetic(Scorer):
             if not isinstance(given, str):
                 raise ValueError(f"{sample.id}: metadata[{self.expression!r}] must be text, got {given!r}")
             return given
-        found = {"".join(match.split()) for match in _EXPRESSION.findall(sample.prompt.translate(_SIGNS))}
+        found = {_own_part("".join(match.split())) for match in _EXPRESSION.findall(sample.prompt.translate(_SIGNS))}
         if len(found) != 1:
             raise ValueError(
                 f"{sample.id}: the prompt {sample.prompt!r} holds {len(found)} expressions: let `expression` name the "
                 "key of the prompt's row that holds it"
             )
-        expression = found.pop()
-        while expression.count(")") > expression.count("("):  # "(such as 12 + 7)": it closes what is not ours
-            expression = expression[: expression.rindex(")")]
-        return expression
+        return found.pop()
 
 
 def evaluate(expression: str) -> Fraction:
@@ -83,6 +80,13 @@ def last_number(text: str) -> Fraction | None:
         return None
     value = Fraction(number[1].replace(",", "")) / Fraction(number[2] or 1)
     return -value if re.search(r"(?<![\w)\]])-$", plain[max(0, last.start() - 2) : last.start()]) else value
+
+
+def _own_part(expression: str) -> str:
+    """In "(such as 12 + 7)" the last parenthesis closes what is not the expression's."""
+    while expression.count(")") > expression.count("("):
+        expression = expression[: expression.rindex(")")]
+    return expression
 
 
 def _sum(tokens: list[str]) -> Fraction:

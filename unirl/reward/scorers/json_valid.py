@@ -50,11 +50,10 @@ class JsonValid(Scorer):
 
     def _score(self, sample: ScorerInput) -> float:
         validator = self._inline if self.schema_key is None else _validator(sample.given(self.schema_key))
-        fenced = _FENCED.fullmatch(sample.written) if self.fences else None
+        text = sample.written
+        fenced = _FENCED.fullmatch(text) if self.fences else None
         try:
-            value = json.loads(
-                fenced[1] if fenced else sample.written, object_pairs_hook=_object, parse_constant=_constant
-            )
+            value = json.loads(fenced[1] if fenced else text, object_pairs_hook=_object, parse_constant=_constant)
         except (ValueError, RecursionError):
             return 0.0
         return float(not _too_deep(value) and (validator is None or validator.is_valid(value)))
