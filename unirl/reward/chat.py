@@ -57,10 +57,10 @@ class Chat:
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url must read http://HOST:PORT/v1 or https://HOST/v1, got {self.url!r}")
         if parts.username is not None or parts.password is not None:
             raise ValueError("url holds a user or a password, which config.yaml would show: name a token_variable")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"url must read like http://127.0.0.1:8000/v1, got {self.url!r}")
         taken = sorted(set(_OURS) & set(self.request))
         if taken:
             raise ValueError(f"request must leave {taken} to Chat: model has a field of its own")

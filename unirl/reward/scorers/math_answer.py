@@ -16,8 +16,9 @@ class MathAnswer(Scorer):
 
     answer: key of the gold answer, a number or LaTeX, with or without `$...$` or `\boxed{...}`
 
-    The answer of a text is the last after "final answer is", else the last `\boxed{...}` (boxes side by side, or joined
-    by "and", are a set), else the last formula or number. A gold answer in which nothing is found has no score (NaN).
+    The answer of a text is the last of its `\boxed{...}` and "final answer is $...$" (boxes close to one another are a
+    set), else the formula after "answer", else the last formula or number. A gold answer in which nothing is found has
+    no score (NaN).
 
     math-verify 0.9 (Apache-2.0) with sympy: 1-40 ms a sample. Its own time limit works by signals, on the main thread
     only, and calls a slow sample wrong; it is off, and the service stops a sample after `time_limit`.

