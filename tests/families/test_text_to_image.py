@@ -63,5 +63,5 @@ def test_cogview4_needs_the_size_of_the_picture_for_its_shift_and_for_the_time_o
     with pytest.raises(ValueError, match="depends on the size of the picture"):
         family.time(family.load(CPU, torch.float32), torch.tensor([0.5]))
     replace_scheduler(checkpoint, use_dynamic_shifting=False)
-    with pytest.raises(ValueError, match="shifts by the size of the picture"):
+    with pytest.raises(ValueError, match="shifts by the size of what it makes"):
         family.load(CPU, torch.float32)

@@ -13,7 +13,8 @@ from diffusers import FluxKontextPipeline
 from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.tiny_flux import write_flux1
 from unirl.models.base import Bundle
-from unirl.models.diffusion.flux1 import FLUX1, pack, unpack
+from unirl.models.diffusion.flux1 import FLUX1
+from unirl.models.latents import pack, unpack
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding

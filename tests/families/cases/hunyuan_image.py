@@ -10,10 +10,10 @@ import torch
 
 from tests.families.case import LEAVE_OUT, Case, run_pipeline
 from tests.families.tiny_hunyuan import write_hunyuan_image
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.hunyuan_image import HunyuanImage
 from unirl.sde.schedule import pin, uniform_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.sde.steps import Schedule
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -36,10 +36,8 @@ class TimeIsSigma(HunyuanImage):
 class SwappedBranches(HunyuanImage):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)

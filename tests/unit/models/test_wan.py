@@ -161,10 +161,10 @@ def velocity(transformer: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("size", "nearest"),
     [
-        ({"frames": 8}, "9"),
-        ({"frames": 2}, "1"),
-        ({"height": 40}, "32 x 32"),
-        ({"width": 4}, "32 x 16"),
+        ({"frames": 8}, "9 of 32 x 32"),
+        ({"frames": 2}, "1 of 32 x 32"),
+        ({"height": 40}, "5 of 32 x 32"),
+        ({"width": 4}, "5 of 32 x 16"),
     ],
 )
 def test_sizes_that_do_not_fit_name_the_nearest(experts: Path, size: dict[str, int], nearest: str) -> None:
