@@ -49,9 +49,9 @@ def pipeline_name(checkpoint: str, *pipelines: str) -> str:
     """The class of a checkpoint's pipeline, by its index and before any weights. ValueError unless of `pipelines`."""
     from diffusers import DiffusionPipeline
 
-    found = DiffusionPipeline.load_config(checkpoint)["_class_name"]
-    _check_class(checkpoint, found, pipelines)
-    return found
+    index: Any = DiffusionPipeline.load_config(checkpoint)
+    _check_class(checkpoint, index["_class_name"], pipelines)
+    return index["_class_name"]
 
 
 def saved_config(folder: Path, part: str) -> dict[str, Any]:

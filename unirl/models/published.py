@@ -1,4 +1,4 @@
-"""What a family that diffusers has a pipeline for need not write: load, sizes, Euler's schedule, decode and encode."""
+"""What a family with a pipeline in diffusers need not write: load, sizes, Euler's schedule, decode and encode."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ JOINT_ATTENTION = (*ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add
 
 @dataclasses.dataclass(frozen=True)
 class PublishedFamily(DiffusionFamily):
-    """A family with a pipeline in diffusers.
-
-    checkpoint: hub id, or folder of a saved pipeline
-    """
+    """checkpoint: hub id, or folder of a saved pipeline of diffusers"""
 
     # Class names of pipelines, of which a checkpoint holds one.
     pipelines: ClassVar[tuple[str, ...]]

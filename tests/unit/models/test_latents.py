@@ -25,9 +25,9 @@ def test_a_token_is_a_square_of_four_places_and_unpacks_again() -> None:
 def test_the_nearest_size_is_named() -> None:
     Grid(scale=16).check(sized(64, 4096))
     Grid(scale=16, largest=4).check(sized(64, 128))
-    with pytest.raises(ValueError, match="asked for 65 x 1; the nearest is 64 x 32$"):
+    with pytest.raises(ValueError, match=r"asked for 65 x 1; the nearest is 64 x 32$"):
         Grid(scale=16).check(sized(65, 1))
-    with pytest.raises(ValueError, match="32 pixels up to 128, asked for 64 x 4096; the nearest is 64 x 128$"):
+    with pytest.raises(ValueError, match=r"32 pixels up to 128, asked for 64 x 4096; the nearest is 64 x 128$"):
         Grid(scale=16, largest=4).check(sized(64, 4096))
 
 
@@ -36,7 +36,7 @@ def test_frames_are_a_first_one_and_whole_strides() -> None:
     video.check(sized(32, 48, 9))
     with pytest.raises(ValueError, match=r"4 k \+ 1 frames of multiples of 16 .* 8 of 32 x 48; .* is 9 of 32 x 48$"):
         video.check(sized(32, 48, 8))
-    with pytest.raises(ValueError, match="1 frame of multiples of 16 pixels, .*; the nearest is 1 of 32 x 48$"):
+    with pytest.raises(ValueError, match=r"1 frame of multiples of 16 pixels, .*; the nearest is 1 of 32 x 48$"):
         Grid(scale=8).check(sized(32, 48, 5))
 
 

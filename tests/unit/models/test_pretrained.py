@@ -49,12 +49,14 @@ def test_the_shift_of_a_flow_goes_by_another_name_in_other_schedulers() -> None:
 @pytest.mark.parametrize("shift", [None, 3.0])
 @pytest.mark.parametrize("terminal", [None, 0.1])
 def test_a_dynamic_table_is_the_schedulers_own(shift: float | None, terminal: float | None) -> None:
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=terminal)
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    scheduler.register_to_config(shift_terminal=terminal)
     config = {**scheduler.config, "_class_name": EULER}
     # 2176 tokens are halfway from 256 (mu = 0.5) to 4096 (mu = 1.15).
     mu = 0.825 if shift is None else math.log(shift)
     scheduler.set_timesteps(sigmas=[1.0, 0.75, 0.5, 0.25], mu=mu)
     sigmas = euler_sigmas(config, uniform_sigmas(4), 2176, shift)
+    assert scheduler.sigmas is not None
     torch.testing.assert_close(sigmas.float(), scheduler.sigmas[:-1], rtol=0, atol=1e-6)
 
 

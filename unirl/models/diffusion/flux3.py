@@ -59,9 +59,10 @@ class FLUX3(PatchedFamily):
         from diffusers import Flux3ModularPipeline, ModularPipeline
         from transformers import AutoTokenizer
 
-        pipeline: Any = ModularPipeline.from_pretrained(self.checkpoint)
-        if not isinstance(pipeline, Flux3ModularPipeline):
-            raise ValueError(f"{self.checkpoint} holds a {type(pipeline).__name__}, this family is FLUX.3")
+        found = ModularPipeline.from_pretrained(self.checkpoint)
+        if not isinstance(found, Flux3ModularPipeline):
+            raise ValueError(f"{self.checkpoint} holds a {type(found).__name__}, this family is FLUX.3")
+        pipeline: Any = found
         pipeline.load_components(names=list(_PARTS), dtype={**dtypes, "vae": torch.float32})
         absent = [name for name in _PARTS if pipeline.components[name] is None]
         if absent:
