@@ -137,8 +137,8 @@ class DiffusionFamily(ABC):
         """The sigmas and model times of `sampling.steps` steps."""
 
     @abstractmethod
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
-        """Model time of arbitrary noise levels `(B,)`, for losses on the forward process."""
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Model time of arbitrary noise levels `(B,)` of latents `(B, *shape)`."""
 
     def refuse_points(self, bundle: Bundle) -> None:  # noqa: B027 - optional
         """ValueError where the model has no velocity at a point, for losses on the forward process to train.

@@ -107,7 +107,7 @@ class PublishedFamily(DiffusionFamily):
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         sigmas = pin(self.sigmas(bundle, sampling))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
     def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
         """Noise levels `(T,)` in float64: what the config of an Euler scheduler makes of `linspace(1, 1/T, T)`."""

@@ -30,7 +30,7 @@ SAMPLING = DiffusionSamplingParams(steps=4, height=32, width=48, guidance=3.5)
 class ThousandfoldTime(FLUX1):
     """The model multiplies by 1000 itself."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return 1000 * sigma
 
 

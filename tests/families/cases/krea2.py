@@ -100,7 +100,7 @@ class KreasOwnScale(Krea2):
 class TimeOfThousands(Krea2):
     """The model time is scaled."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return 1000 * sigma
 
 

@@ -224,7 +224,7 @@ class NoTerminal(LTX2):
         pinned = super().schedule(bundle, sampling)
         gaps = (1 - pinned.sigmas[:-1]) / 0.9
         sigmas = torch.cat([1 - gaps * 0.95, torch.zeros(1)])
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
 
 def family(folder: Path) -> LTX2:

@@ -27,7 +27,7 @@ class SwappedBranches(SD3):
 class TimeIsSigma(SD3):
     """The model time is not scaled."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

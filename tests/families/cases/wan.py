@@ -33,7 +33,7 @@ PICTURES = Media(
 class ShiftedOnce(Wan21):
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), 3.0))
-        return Schedule(sigmas, self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas, self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OneExpert(Wan22A14B):
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(Wan22TI2V5B):
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

@@ -53,7 +53,7 @@ class PipelinesGuidance(ZImage):
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(ZImage):
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

@@ -40,7 +40,7 @@ class SwappedBranches(SD3):
 class TimeIsSigma(SD3):
     """Wrong on purpose."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

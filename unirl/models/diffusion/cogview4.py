@@ -13,8 +13,8 @@ from unirl.models.base import Bundle, Facts
 from unirl.models.latents import Grid
 from unirl.models.pretrained import check_count, check_dynamic, ragged_embedding
 from unirl.models.published import ATTENTION, PublishedFamily
-from unirl.sde.schedule import pin, shift_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.sde.schedule import shift_sigmas
+from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
@@ -22,7 +22,7 @@ from unirl.types.sampling import DiffusionSamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class CogView4(PublishedFamily):
-    """Velocity `eps - x0` at whole model times that are not shifted, at noise levels that are.
+    """Velocity `eps - x0` at model times that are not shifted, at noise levels that are, by the size of the picture.
 
     The pipeline pads a batch of prompts on the left to the longest and on to a multiple of 16, and no mask tells the
     padding apart, neither in the text encoder nor in the transformer: a prompt's picture depends on its batch. Here
@@ -38,7 +38,7 @@ class CogView4(PublishedFamily):
         parameters="6.4B",
         licence="Apache-2.0",
         guidance="classifier-free, off at 1; 5 is usual",
-        advice="no float16, it overflows; trains on its own samples, not on given pictures (SFT)",
+        advice="no float16, it overflows",
     )
     lora_targets: ClassVar[tuple[str, ...]] = ATTENTION
     block_names: ClassVar[tuple[str, ...]] = ("CogView4TransformerBlock",)
@@ -62,21 +62,17 @@ class CogView4(PublishedFamily):
         for block in pipeline.transformer.transformer_blocks:
             block.attn1.set_processor(CogView4TrainingAttnProcessor())
 
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        config = bundle.pipeline.scheduler.config
-        tokens = self.grid_of(bundle).tokens(sampling)
-        growth = math.sqrt(tokens / config.base_image_seq_len)
-        shift = config.base_shift + config.max_shift * growth if sampling.shift is None else sampling.shift
-        times = torch.linspace(config.num_train_timesteps, 1, sampling.steps, dtype=torch.float64).floor()
-        sigmas = pin(shift_sigmas(times / config.num_train_timesteps, shift))
-        return Schedule(sigmas=sigmas, times=times.float())
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        """Whole model times, shifted."""
+        steps = bundle.pipeline.scheduler.config.num_train_timesteps
+        times = torch.linspace(steps, 1, sampling.steps, dtype=torch.float64).floor()
+        shift = _shift(bundle, self.latent_shape(bundle, sampling)) if sampling.shift is None else sampling.shift
+        return shift_sigmas(times / steps, shift)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
-        """Refused: the shift between noise level and model time grows with the picture, which is not known here."""
-        raise ValueError(
-            "CogView4's model time depends on the size of the picture, which losses at arbitrary noise levels (SFT) do "
-            "not tell; train it on its own samples"
-        )
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """The shift undone that the model was trained with, at the size of the latents."""
+        steps = bundle.pipeline.scheduler.config.num_train_timesteps
+        return (steps * shift_sigmas(sigma.double(), 1 / _shift(bundle, shape))).float()
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         encoded = [
@@ -106,3 +102,10 @@ class CogView4(PublishedFamily):
             attention_kwargs={"text_attn_mask": embedding.mask.int()},
             return_dict=False,
         )[0]
+
+
+def _shift(bundle: Bundle, shape: tuple[int, ...]) -> float:
+    """It grows with the square root of the tokens of a latent `(C, h, w)`."""
+    config = bundle.pipeline.scheduler.config
+    tokens = shape[1] * shape[2] // bundle.pipeline.transformer.config.patch_size**2
+    return config.base_shift + config.max_shift * math.sqrt(tokens / config.base_image_seq_len)

@@ -52,7 +52,7 @@ class Cosmos3(PublishedFamily):
         shift = flow_shift(config) if sampling.shift is None else sampling.shift
         return twice_shifted_sigmas(sampling.steps, shift, config.num_train_timesteps)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma * bundle.pipeline.scheduler.config.num_train_timesteps
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

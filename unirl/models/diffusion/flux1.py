@@ -78,7 +78,7 @@ class FLUX1(PublishedFamily):
             raise ValueError(f"{self.checkpoint} takes no guidance: sampling.guidance=1, got {sampling.guidance}")
         return super().sigmas(bundle, sampling)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

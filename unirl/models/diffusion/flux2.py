@@ -73,7 +73,7 @@ class FLUX2(PatchedFamily):
         shift = math.exp(flux2_mu(tokens, sampling.steps)) if sampling.shift is None else sampling.shift
         return shift_sigmas(uniform_sigmas(sampling.steps), shift)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

@@ -84,7 +84,7 @@ class FLUX3(PatchedFamily):
             )
         return super().sigmas(bundle, sampling)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def refuse_points(self, bundle: Bundle) -> None:

@@ -58,7 +58,7 @@ class Hunyuan(PublishedFamily):
             )
         return super().sigmas(bundle, sampling)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma * bundle.pipeline.scheduler.config.num_train_timesteps
 
     def refuse_points(self, bundle: Bundle) -> None:

@@ -63,7 +63,7 @@ class _HunyuanVideo15(GlyphHunyuan):
         return bundle.transformer(
             hidden_states=torch.cat([latents, frame, given], dim=1),
             timestep=step.time,
-            timestep_r=self.time(bundle, step.sigma_next) if averages(bundle) else None,
+            timestep_r=self.time(bundle, step.sigma_next, tuple(latents.shape[1:])) if averages(bundle) else None,
             encoder_hidden_states=embedding.tokens,
             encoder_attention_mask=embedding.mask,
             encoder_hidden_states_2=embedding.glyphs,

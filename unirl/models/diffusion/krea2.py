@@ -62,7 +62,7 @@ class Krea2(PublishedFamily):
             return exponential_shift(uniform_sigmas(sampling.steps), _DISTILLED_MU)
         return super().sigmas(bundle, sampling)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

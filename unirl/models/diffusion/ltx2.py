@@ -100,7 +100,7 @@ class LTX2(PublishedFamily):
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
         return (sum(math.prod(shape) for shape in self._shapes(bundle, sampling)),)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma * bundle.pipeline.scheduler.config.num_train_timesteps
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> LTX2Embedding:

@@ -35,7 +35,7 @@ class QwenImageBase(PublishedFamily):
         prefix = pipeline.prompt_template_encode.split("{}")[0]
         pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(prefix).input_ids)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:

@@ -94,7 +94,7 @@ class QwenImage21(PublishedFamily):
         latents = math.prod(self.grid_of(bundle).shape(sampling))
         return euler_sigmas(pipeline.scheduler.config, base, latents, sampling.shift)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

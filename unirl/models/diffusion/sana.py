@@ -69,7 +69,7 @@ class Sana(PublishedFamily):
         shift = flow_shift(config) if sampling.shift is None else sampling.shift
         return twice_shifted_sigmas(sampling.steps, shift, config.num_train_timesteps)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         pipeline = bundle.pipeline
         return sigma * pipeline.scheduler.config.num_train_timesteps * pipeline.transformer.config.timestep_scale
 

@@ -79,7 +79,7 @@ class SD3(PublishedFamily):
             return twice_shifted_sigmas(sampling.steps, shift, config.num_train_timesteps)
         return shift_sigmas(uniform_sigmas(sampling.steps), shift)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma * bundle.pipeline.scheduler.config.num_train_timesteps
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

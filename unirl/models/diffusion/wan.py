@@ -73,7 +73,7 @@ class Wan(PublishedFamily):
         own = self.shift_480p if sampling.height * sampling.width <= _LARGEST_480P else 5.0
         return twice_shifted_sigmas(sampling.steps, sampling.shift or own, _TRAIN_STEPS)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma * _TRAIN_STEPS
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

@@ -60,7 +60,7 @@ class ZImage(PublishedFamily):
     def prepare(self, pipeline: Any) -> None:
         check_euler(pipeline.scheduler.config)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return 1 - sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
