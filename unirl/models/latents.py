@@ -95,11 +95,16 @@ def to_unit(pixels: torch.Tensor) -> torch.Tensor:
     return (pixels / 2 + 0.5).clamp(0, 1).cpu()
 
 
-def given_pixels(media: Media) -> torch.Tensor:
-    """Given pictures `(N, 3, H, W)`, or videos `(N, 3, F, H, W)`, in [-1, 1]."""
-    given = media.images if media.videos is None else media.videos.transpose(1, 2)
-    assert given is not None, "supervised training of this family needs pictures or videos"
-    return given * 2 - 1
+def given_pictures(media: Media) -> torch.Tensor:
+    """`(N, 3, H, W)` in [-1, 1]."""
+    assert media.images is not None, "supervised training of this family needs images"
+    return media.images * 2 - 1
+
+
+def given_videos(media: Media) -> torch.Tensor:
+    """`(N, 3, F, H, W)` in [-1, 1]."""
+    assert media.videos is not None, "supervised training of this family needs videos"
+    return media.videos.transpose(1, 2) * 2 - 1
 
 
 def _takes_frames(vae: Any) -> bool:

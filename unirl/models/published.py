@@ -119,4 +119,5 @@ class PublishedFamily(DiffusionFamily):
         return Media(images=pixels) if pixels.ndim == 4 else Media(videos=pixels.transpose(1, 2), fps=self.fps)
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        return latent_space.encode(bundle.pipeline.vae, latent_space.given_pixels(media))
+        given = latent_space.given_pictures if self.published.stride is None else latent_space.given_videos
+        return latent_space.encode(bundle.pipeline.vae, given(media))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, Facts
-from unirl.models.latents import Grid, given_pixels, to_unit
+from unirl.models.latents import Grid, given_pictures, to_unit
 from unirl.models.pretrained import check_euler
 from unirl.models.published import JOINT_ATTENTION, PublishedFamily
 from unirl.models.sources import EditEmbedding, to_pil
@@ -40,7 +40,7 @@ class PatchedFamily(PublishedFamily):
         return Media(images=to_unit(vae.decode(unpatched, return_dict=False)[0]))
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        return from_pixels(bundle.pipeline.vae, given_pixels(media))
+        return from_pixels(bundle.pipeline.vae, given_pictures(media))
 
 
 @dataclasses.dataclass(frozen=True)

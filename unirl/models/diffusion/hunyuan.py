@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from unirl.models.base import Bundle, Facts
+from unirl.models.latents import Grid
 from unirl.models.pretrained import check_count, check_euler
 from unirl.models.published import JOINT_ATTENTION, PublishedFamily
 from unirl.types.batch import dense
@@ -45,6 +47,10 @@ class Hunyuan(PublishedFamily):
     def __post_init__(self) -> None:
         PublishedFamily.__post_init__(self)
         check_count("max_sequence_length", self.max_sequence_length)
+
+    def grid(self, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> Grid:
+        """Not every block of these autoencoders halves a picture."""
+        return dataclasses.replace(self.published, scale=vae["spatial_compression_ratio"])
 
     def prepare(self, pipeline: Any) -> None:
         check_euler(pipeline.scheduler.config)

@@ -14,7 +14,7 @@ from unirl.models import latents as latent_space
 from unirl.models.base import Bundle, Facts
 from unirl.models.diffusion.qwen_image import explicit_mask, in_groups
 from unirl.models.diffusion.qwen_image_edit import EditEmbedding
-from unirl.models.latents import Grid, given_pixels
+from unirl.models.latents import Grid, given_pictures
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
 from unirl.models.pretrained import check_euler, euler_sigmas
 from unirl.models.published import ATTENTION, PublishedFamily
@@ -119,7 +119,7 @@ class QwenImage21(PublishedFamily):
         return Media(images=on_white(latent_space.decode(bundle.pipeline.vae, latents)))
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        pixels = given_pixels(media)
+        pixels = given_pictures(media)
         return latent_space.encode(bundle.pipeline.vae, torch.cat([pixels, torch.ones_like(pixels[:, :1])], dim=1))
 
     def save(self, bundle: Bundle, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, Facts
-from unirl.models.latents import Grid, given_pixels
+from unirl.models.latents import Grid, given_pictures
 from unirl.models.pretrained import check_count, flow_shift
 from unirl.models.published import ATTENTION, PublishedFamily
 from unirl.sde.schedule import twice_shifted_sigmas
@@ -94,7 +94,7 @@ class Sana(PublishedFamily):
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
         """This autoencoder gives the latent itself, no distribution."""
         vae = bundle.pipeline.vae
-        pixels = given_pixels(media).to(bundle.device, torch.float32)
+        pixels = given_pictures(media).to(bundle.device, torch.float32)
         return vae.encode(pixels, return_dict=False)[0] * vae.config.scaling_factor
 
     def _encode(self, bundle: Bundle, prompts: Media, lines: list[str]) -> Embedding:

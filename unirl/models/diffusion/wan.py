@@ -49,7 +49,7 @@ class Wan(PublishedFamily):
     The table is that of diffusers' Euler scheduler: UniPC, which the checkpoints name, looks back on earlier steps.
     Without a shift in the recipe it is `shift_480p` up to 480 x 832 pixels and 5 above. One frame is a picture.
 
-    kind:       of checkpoint: whether it has two experts, a time for each token, a CLIP image encoder
+    kind: of checkpoint: whether it has two experts, a time for each token, a CLIP image encoder
     """
 
     # Bare names: self- and cross-attention.
