@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from unirl.models.random_weights import folders
 from unirl.types.batch import pad_to_longest
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
+_RANDOM = "random:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EULER = "FlowMatchEulerDiscreteScheduler"
 _OTHER_TABLES = (
@@ -29,20 +31,35 @@ _OTHER_TABLES = (
 
 
 def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index.json") -> None:
-    """ValueError unless `checkpoint` is a hub id, or a folder that holds one of the saved `pipelines` (class names).
+    """ValueError unless `checkpoint` is a hub id, or holds one of the saved `pipelines` (class names).
 
+    What holds one is a folder, or `random:NAME`, which is not written for it.
     index: the file that says which class; `modular_model_index.json` for a modular pipeline
     """
-    folder = Path(checkpoint)
-    if not folder.is_dir():
-        if not _HUB_ID.fullmatch(checkpoint):
-            raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name)")
-        return
-    if not (folder / index).is_file():
-        raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
-    found = json.loads((folder / index).read_text())["_class_name"]
-    if found not in pipelines:
+    found = _held(checkpoint, index)
+    if found is not None and found not in pipelines:
         raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")
+
+
+def _held(checkpoint: str, index: str) -> str | None:
+    """The class of the saved pipeline; None for a hub id, which is taken at its word."""
+    if checkpoint.startswith(_RANDOM):
+        return folders.find(checkpoint.removeprefix(_RANDOM)).pipeline
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        if not (folder / index).is_file():
+            raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
+        return json.loads((folder / index).read_text())["_class_name"]
+    if not _HUB_ID.fullmatch(checkpoint):
+        raise ValueError(f"checkpoint {checkpoint!r} is no folder, hub id (owner/name) or random:NAME")
+    return None
+
+
+def resolve(checkpoint: str) -> str:
+    """What libraries load: a hub id or a folder as it is, for `random:NAME` its folder, written at the first use."""
+    if checkpoint.startswith(_RANDOM):
+        return str(folders.folder_of(checkpoint.removeprefix(_RANDOM)))
+    return checkpoint
 
 
 def load_pipeline(
@@ -54,7 +71,7 @@ def load_pipeline(
     the memory of a batch is that of one, and no picture depends on its batch.
     """
     dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-    pipeline = pipeline_class.from_pretrained(checkpoint, dtype=dtypes).to(device)
+    pipeline = pipeline_class.from_pretrained(resolve(checkpoint), dtype=dtypes).to(device)
     pipeline.vae.enable_slicing()
     return pipeline
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint
+from unirl.models.pretrained import check_checkpoint, resolve
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.batch import pad_to_longest
@@ -54,7 +54,7 @@ class Cosmos3(DiffusionFamily):
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
         pipeline: Any = Cosmos3OmniPipeline.from_pretrained(
-            self.checkpoint, dtype=dtypes, safety_checker=None, enable_safety_checker=False
+            resolve(self.checkpoint), dtype=dtypes, safety_checker=None, enable_safety_checker=False
         ).to(device)
         scheduler = pipeline.scheduler.config["_class_name"]
         if scheduler not in _SHIFTS:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size, decode_images, encode_images
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size, decode_images, encode_images, resolve
 from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import linear_mu, pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -81,7 +81,7 @@ class FLUX1(DiffusionFamily):
         from diffusers import DiffusionPipeline, FluxKontextPipeline, FluxPipeline
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        loaded = DiffusionPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        loaded = DiffusionPipeline.from_pretrained(resolve(self.checkpoint), dtype=dtypes).to(device)
         if not isinstance(loaded, FluxPipeline | FluxKontextPipeline):
             raise ValueError(f"{self.checkpoint} holds a {type(loaded).__name__}, this family is FLUX.1")
         pipeline: Any = loaded

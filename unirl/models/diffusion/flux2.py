@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size, resolve
 from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import flux2_mu, pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -142,7 +142,7 @@ class FLUX2Klein(FLUX2):
         from diffusers import Flux2KleinPipeline
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        return _bundle(Flux2KleinPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device))
+        return _bundle(Flux2KleinPipeline.from_pretrained(resolve(self.checkpoint), dtype=dtypes).to(device))
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         if _pipeline(bundle).config.is_distilled and sampling.guidance != 1:
@@ -185,8 +185,9 @@ class FLUX2Dev(FLUX2):
         from transformers import AutoTokenizer
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        tokenizer = AutoTokenizer.from_pretrained(self.checkpoint, subfolder="tokenizer")
-        return _bundle(Flux2Pipeline.from_pretrained(self.checkpoint, tokenizer=tokenizer, dtype=dtypes).to(device))
+        source = resolve(self.checkpoint)
+        tokenizer = AutoTokenizer.from_pretrained(source, subfolder="tokenizer")
+        return _bundle(Flux2Pipeline.from_pretrained(source, tokenizer=tokenizer, dtype=dtypes).to(device))
 
     def told(self, step: Step, guidance: float) -> torch.Tensor | None:
         return torch.full_like(step.time, guidance)

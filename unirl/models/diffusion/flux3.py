@@ -10,7 +10,7 @@ import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
 from unirl.models.diffusion.flux2 import from_pixels, to_pixels
-from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding
+from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding, resolve
 from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -61,7 +61,7 @@ class FLUX3(DiffusionFamily):
         from diffusers import Flux3ModularPipeline, ModularPipeline
         from transformers import AutoTokenizer
 
-        loaded = ModularPipeline.from_pretrained(self.checkpoint)
+        loaded = ModularPipeline.from_pretrained(resolve(self.checkpoint))
         if not isinstance(loaded, Flux3ModularPipeline):
             raise ValueError(f"{self.checkpoint} holds a {type(loaded).__name__}, this family is FLUX.3")
         pipeline: Any = loaded
@@ -74,7 +74,7 @@ class FLUX3(DiffusionFamily):
         tokenizer = AutoTokenizer.from_pretrained(source.pretrained_model_name_or_path, subfolder=source.subfolder)
         pipeline.update_components(tokenizer=tokenizer)
         pipeline.to(device)
-        pipeline.name_or_path = self.checkpoint  # as other pipelines have it; an exported adapter names it
+        pipeline.name_or_path = resolve(self.checkpoint)  # as other pipelines have it; an exported adapter names it
         # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
         pipeline.vae.enable_slicing()
         frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily
-from unirl.models.pretrained import check_checkpoint, check_euler
+from unirl.models.pretrained import check_checkpoint, check_euler, resolve
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule
 from unirl.types.batch import dense
@@ -62,7 +62,8 @@ class Hunyuan(DiffusionFamily):
         import diffusers
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline = getattr(diffusers, self.pipeline_class).from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        source = resolve(self.checkpoint)
+        pipeline = getattr(diffusers, self.pipeline_class).from_pretrained(source, dtype=dtypes).to(device)
         check_euler(pipeline.scheduler.config)
         self.prepare(pipeline)
         pipeline.vae.enable_slicing()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_euler
+from unirl.models.pretrained import check_checkpoint, check_euler, resolve
 from unirl.sde.schedule import (
     exponential_shift,
     linear_mu,
@@ -100,7 +100,7 @@ class LTX2(DiffusionFamily):
 
         heard_and_seen = dict.fromkeys(("vae", "audio_vae", "vocoder"), torch.float32)
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, **heard_and_seen}
-        pipeline: Any = LTX2Pipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
+        pipeline: Any = LTX2Pipeline.from_pretrained(resolve(self.checkpoint), dtype=dtypes).to(device)
         config = pipeline.scheduler.config
         check_euler(config, "use_dynamic_shifting", "shift_terminal")
         if not config["use_dynamic_shifting"]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size, resolve
 from unirl.sde.schedule import exponential_shift, linear_mu, pin, stretch_to_terminal, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -112,7 +112,7 @@ class QwenImage(QwenImageBase):
         from diffusers import QwenImagePipeline
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        return bundle_of(QwenImagePipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device))
+        return bundle_of(QwenImagePipeline.from_pretrained(resolve(self.checkpoint), dtype=dtypes).to(device))
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         tokens, mask = bundle.processors["pipeline"].encode_prompt(

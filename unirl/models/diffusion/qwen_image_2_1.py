@@ -19,7 +19,7 @@ from unirl.models.diffusion.qwen_image import (
 )
 from unirl.models.diffusion.qwen_image_edit import EditEmbedding
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size
+from unirl.models.pretrained import check_checkpoint, check_euler, check_size, resolve
 from unirl.sde.schedule import pin, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.batch import padded
@@ -89,7 +89,8 @@ class QwenImage21(DiffusionFamily):
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
         processor = load_picture_processor(Qwen3VLProcessor, processor_folder(self.checkpoint))
-        pipeline = QwenImage21Pipeline.from_pretrained(self.checkpoint, dtype=dtypes, processor=processor).to(device)
+        source = resolve(self.checkpoint)
+        pipeline = QwenImage21Pipeline.from_pretrained(source, dtype=dtypes, processor=processor).to(device)
         check_euler(pipeline.scheduler.config, "use_dynamic_shifting", "shift_terminal")
         # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
         pipeline.vae.enable_slicing()

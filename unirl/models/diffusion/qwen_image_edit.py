@@ -20,6 +20,7 @@ from unirl.models.diffusion.qwen_image import (
     velocity,
 )
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
+from unirl.models.pretrained import resolve
 from unirl.sde.steps import Step
 from unirl.types.batch import listed
 from unirl.types.condition import Embedding
@@ -81,7 +82,9 @@ class QwenImageEdit(QwenImageBase):
 
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
         processor = load_picture_processor(Qwen2VLProcessor, processor_folder(self.checkpoint))
-        pipeline = QwenImageEditPlusPipeline.from_pretrained(self.checkpoint, dtype=dtypes, processor=processor)
+        pipeline = QwenImageEditPlusPipeline.from_pretrained(
+            resolve(self.checkpoint), dtype=dtypes, processor=processor
+        )
         return bundle_of(pipeline.to(device))
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_size, decode_images, encode_images, static_shift
+from unirl.models.pretrained import check_checkpoint, check_size, decode_images, encode_images, resolve, static_shift
 from unirl.sde.schedule import pin, shift_sigmas, twice_shifted_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -86,7 +86,7 @@ class SD3(DiffusionFamily):
         dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
         absent = {"text_encoder_3": None, "tokenizer_3": None}
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            self.checkpoint, dtype=dtypes, **({} if self.t5 else absent)
+            resolve(self.checkpoint), dtype=dtypes, **({} if self.t5 else absent)
         ).to(device)
         static_shift(pipeline.scheduler.config)
         # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_size
+from unirl.models.pretrained import check_checkpoint, check_size, resolve
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.sde.strategy import per_row
@@ -145,7 +145,8 @@ class Wan(DiffusionFamily):
         from diffusers import DiffusionPipeline
 
         apart = {"vae": torch.float32, "image_encoder": torch.float32}
-        pipeline: Any = DiffusionPipeline.from_pretrained(self.checkpoint, dtype={**dtypes, **apart}).to(device)
+        source = resolve(self.checkpoint)
+        pipeline: Any = DiffusionPipeline.from_pretrained(source, dtype={**dtypes, **apart}).to(device)
         clip = pipeline.transformer.config.image_dim is not None
         kind = (pipeline.transformer_2 is not None, pipeline.config.expand_timesteps, clip)
         if kind != self.kind:
