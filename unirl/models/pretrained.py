@@ -51,7 +51,7 @@ def _held(checkpoint: str, index: str) -> str | None:
             raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
         return json.loads((folder / index).read_text())["_class_name"]
     if not _HUB_ID.fullmatch(checkpoint):
-        raise ValueError(f"checkpoint {checkpoint!r} is no folder, hub id (owner/name) or random:NAME")
+        raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name) nor random:NAME")
     return None
 
 

@@ -11,7 +11,7 @@ import transformers
 from unirl.models.random_weights.folders import RandomCheckpoint
 from unirl.models.random_weights.parts import autoencoder, gemma_tokenizer, redraw
 
-WIDTH = 16  # of the text encoder
+_WIDTH = 16  # of the text encoder
 
 
 def write(folder: Path) -> Path:
@@ -23,7 +23,7 @@ def write(folder: Path) -> Path:
         num_layers=2,
         attention_head_dim=16,
         num_attention_heads=2,
-        text_embed_dim=WIDTH,
+        text_embed_dim=_WIDTH,
         time_embed_dim=16,
         condition_dim=4,
         sample_size=16,
@@ -33,8 +33,8 @@ def write(folder: Path) -> Path:
     text_encoder = transformers.GlmModel(
         transformers.GlmConfig(
             vocab_size=len(tokenizer),
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
+            hidden_size=_WIDTH,
+            intermediate_size=2 * _WIDTH,
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,

@@ -21,7 +21,7 @@ from unirl.models.random_weights.parts import (
 
 
 def write(folder: Path, *, guidance: bool = True, edits: bool = False) -> Path:
-    """guidance: dev, which takes guidance as an input and shifts by the size of the picture; else schnell. edits: Kontext."""
+    """guidance: dev (Kontext, where it edits), which takes it as an input and shifts by size; else schnell."""
     parts: dict[str, Any] = {
         "transformer": diffusers.FluxTransformer2DModel(
             in_channels=16,

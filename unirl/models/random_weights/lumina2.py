@@ -11,7 +11,7 @@ import transformers
 from unirl.models.random_weights.folders import RandomCheckpoint
 from unirl.models.random_weights.parts import autoencoder, gemma2_config, gemma_tokenizer, redraw
 
-WIDTH = 16  # of the text encoder
+_WIDTH = 16  # of the text encoder
 
 
 def write(folder: Path) -> Path:
@@ -28,9 +28,9 @@ def write(folder: Path) -> Path:
         multiple_of=2,
         axes_dim_rope=(4, 2, 2),
         axes_lens=(300, 32, 32),
-        cap_feat_dim=WIDTH,
+        cap_feat_dim=_WIDTH,
     )
-    text_encoder = transformers.Gemma2Model(gemma2_config(len(tokenizer), layers=2, width=WIDTH))
+    text_encoder = transformers.Gemma2Model(gemma2_config(len(tokenizer), layers=2, width=_WIDTH))
     vae = autoencoder(factor=8, scaling_factor=0.3611, shift_factor=0.1159)  # the pipeline knows no other factor
     redraw([transformer, text_encoder, vae])
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=6.0)

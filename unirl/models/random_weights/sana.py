@@ -11,7 +11,7 @@ import transformers
 from unirl.models.random_weights.folders import RandomCheckpoint
 from unirl.models.random_weights.parts import gemma2_config, gemma_tokenizer, redraw
 
-WIDTH = 16  # of the text encoder
+_WIDTH = 16  # of the text encoder
 
 
 def write(folder: Path) -> Path:
@@ -26,10 +26,10 @@ def write(folder: Path) -> Path:
         num_cross_attention_heads=2,
         cross_attention_head_dim=16,
         cross_attention_dim=32,
-        caption_channels=WIDTH,
+        caption_channels=_WIDTH,
         sample_size=16,
     )
-    text_encoder = transformers.Gemma2Model(gemma2_config(len(tokenizer), layers=1, width=WIDTH))
+    text_encoder = transformers.Gemma2Model(gemma2_config(len(tokenizer), layers=1, width=_WIDTH))
     blocks = ("ResBlock", "EfficientViTBlock")
     settings: dict[str, Any] = {
         "latent_channels": 4,

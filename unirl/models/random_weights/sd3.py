@@ -12,7 +12,7 @@ import transformers
 from unirl.models.random_weights.folders import RandomCheckpoint
 from unirl.models.random_weights.parts import autoencoder, clip_config, clip_tokenizer, redraw, t5_encoder, t5_tokenizer
 
-SIDE = 32  # pixels of the default sample
+_SIDE = 32  # pixels of the default sample
 
 
 def write(
@@ -36,7 +36,7 @@ def write(
 
 def _transformer(layers: int, width: int, head_dim: int) -> diffusers.SD3Transformer2DModel:
     return diffusers.SD3Transformer2DModel(
-        sample_size=SIDE // 2,
+        sample_size=_SIDE // 2,
         patch_size=2,
         in_channels=4,
         out_channels=4,
