@@ -39,6 +39,11 @@ class ScorerInput:
             raise ValueError(f"{self.id} holds no picture, and this scorer scores pictures")
         return self.image
 
+    @property
+    def frames(self) -> np.ndarray:
+        """What a scorer of pictures looks at, `(F, H, W, 3)`: the video's frames, or the image as the only one."""
+        return self.picture[None] if self.video is None else self.video
+
 
 class Scorer(ABC):
     """Judges samples one by one. A subclass is a frozen dataclass of settings; the first `score` loads its model."""
