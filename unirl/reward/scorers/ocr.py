@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import importlib.util
 import math
-import statistics
 import re
+import statistics
 import unicodedata
 from typing import Any, Literal
 
