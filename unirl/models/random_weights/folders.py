@@ -47,7 +47,7 @@ def find(name: str) -> RandomCheckpoint:
 
 
 def folder_of(name: str) -> Path:
-    """The folder of that checkpoint in the user's cache, written at its first use; the same weights on every machine.
+    """The folder of that checkpoint in the user's cache, written at its first use with fixed seeds.
 
     Several processes may ask at once: each writes aside, and the first to rename its own is the one that all take.
     """
