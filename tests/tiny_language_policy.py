@@ -1,4 +1,4 @@
-"""A language policy that trains in milliseconds: TinyLM at its smallest, with the backend, engine and stack of the big ones.
+"""A language policy that trains in milliseconds: TinyLM at its smallest in the backend, engine and stack of all.
 
 What does not depend on the kind of policy (`context`, `last_gradient`, `saved` ...) is in tests/tiny_policy.py.
 """
