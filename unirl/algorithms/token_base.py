@@ -62,6 +62,8 @@ class TokenAlgorithm(Algorithm[ARStage]):
 
     @final
     def frozen_anchors(self, context: ARContext, part: Part) -> TokenAnchors | None:
+        if self.terms(part) == 0:
+            return None
         with torch.no_grad():
             return self.anchors(context, part)
 

@@ -33,6 +33,8 @@ def token_log_probs(
     hidden: `(T, D)`; head: hidden states to logits; targets: `(T,)`. The logits of a chunk are computed again in the
     backward. Returns `(T,)` float32 twice; the entropy carries no gradient.
     """
+    if len(targets) == 0:
+        return hidden.new_zeros(0, dtype=torch.float32), hidden.new_zeros(0, dtype=torch.float32)
     size = max(_LARGEST_CHUNK // vocabulary, 1)
     pieces = [
         _chunk(head, rows, own, temperature, kept)
@@ -40,8 +42,6 @@ def token_log_probs(
             hidden.split(size), targets.split(size), _split(support, len(targets), size), strict=True
         )
     ]
-    if not pieces:
-        return hidden.new_zeros(0, dtype=torch.float32), hidden.new_zeros(0, dtype=torch.float32)
     log_probs, entropies = zip(*pieces, strict=True)
     return torch.cat(log_probs), torch.cat(entropies)
 
