@@ -124,16 +124,16 @@ def test_figures_of_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("cls", "settings", "said"),
     [
-        ({"max_draws": -1}, "max_draws must not be negative"),
-        ({"overlong": {"buffer": 0}}, "buffer must be at least 1 and weight positive, got 0 and 1.0"),
-        ({"overlong": {"buffer": 2, "weight": 0.0}}, "got 2 and 0.0"),
+        (ResponseConfig, {"max_draws": -1}, "max_draws must not be negative"),
+        (Overlong, {"buffer": 0}, "buffer must be at least 1 and weight positive, got 0 and 1.0"),
+        (Overlong, {"buffer": 2, "weight": 0.0}, "got 2 and 0.0"),
     ],
 )
-def test_settings_that_do_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_settings_that_do_nothing_are_refused(cls: type, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ResponseConfig(**{k: Overlong(**v) if k == "overlong" else v for k, v in settings.items()})
+        cls(**settings)
 
 
 def test_what_does_not_fit_the_run_is_refused() -> None:
