@@ -59,6 +59,26 @@ class Bundle:
         """Where the transformer is."""
         return next(self.transformer.parameters()).device
 
+    @property
+    def pipeline(self) -> Any:
+        """The diffusers pipeline of a published model, which annotates less than it takes and gives."""
+        return self.processors["pipeline"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Where the branches of guidance were predicted.
+
+    latents:   `(B, *latent)`
+    embedding: of the conditional branch
+    guidance:  that was asked for
+    """
+
+    latents: torch.Tensor
+    step: Step
+    embedding: Embedding
+    guidance: float
+
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
@@ -68,7 +88,7 @@ class Facts:
     checkpoints:      hub ids
     parameters:       of the transformer, in the order of the checkpoints
     licence:          of the weights; gated: the hub asks for consent first
-    guidance:         which form, in a few words
+    guidance:         of a diffusion model, which form in a few words
     needs:            packages beside ours that the family cannot do without
     context_parallel, tensor_parallel: whether the library ships a plan
     advice:           recommended RL settings, or what to know
@@ -78,7 +98,7 @@ class Facts:
     checkpoints: tuple[str, ...]
     parameters: str
     licence: str
-    guidance: str
+    guidance: str = ""
     gated: bool = False
     needs: tuple[str, ...] = ()
     context_parallel: bool = False
@@ -191,8 +211,8 @@ class DiffusionFamily(Family):
         """The sigmas and model times of `sampling.steps` steps."""
 
     @abstractmethod
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
-        """Model time of arbitrary noise levels `(B,)`, for losses on the forward process."""
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Model time of arbitrary noise levels `(B,)` of latents `(B, *shape)`."""
 
     def refuse_points(self, bundle: Bundle) -> None:
         """ValueError where the model has no velocity at a point, for losses on the forward process to train.
@@ -224,24 +244,9 @@ class DiffusionFamily(Family):
         guidance: for models that take it as an input
         """
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
         """The velocity that guidance makes of the two branches: classifier-free, unless the family says otherwise."""
-        return classifier_free(conditional, unconditional, guidance)
-
-    def guide_at(
-        self,
-        conditional: torch.Tensor,
-        unconditional: torch.Tensor,
-        *,
-        latents: torch.Tensor,
-        step: Step,
-        embedding: Embedding,
-        guidance: float,
-    ) -> torch.Tensor:
-        """`guide` at the latents and the prompts that made the branches; a rule of its own where they matter to it."""
-        return self.guide(conditional, unconditional, step, guidance)
+        return classifier_free(conditional, unconditional, at.guidance)
 
     @abstractmethod
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
@@ -257,7 +262,7 @@ class DiffusionFamily(Family):
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         """Write what `load` (and, for a published family, diffusers) reads back: the whole pipeline."""
-        bundle.processors["pipeline"].save_pretrained(folder)
+        bundle.pipeline.save_pretrained(folder)
 
 
 def classifier_free(conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:

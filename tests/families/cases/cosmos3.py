@@ -103,7 +103,7 @@ class NoShift(Cosmos3):
 class TimeIsSigma(Cosmos3):
     """The model time is not scaled."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

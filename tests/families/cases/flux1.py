@@ -13,7 +13,8 @@ from diffusers import FluxKontextPipeline
 from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.tiny_flux import write_flux1
 from unirl.models.base import Bundle
-from unirl.models.diffusion.flux1 import FLUX1, pack, unpack
+from unirl.models.diffusion.flux1 import FLUX1
+from unirl.models.latents import pack, unpack
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -29,7 +30,7 @@ SAMPLING = DiffusionSamplingParams(steps=4, height=32, width=48, guidance=3.5)
 class ThousandfoldTime(FLUX1):
     """The model multiplies by 1000 itself."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return 1000 * sigma
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.tiny_flux import TEXT_LAYERS, write_flux2_dev, write_klein
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.flux2 import FLUX2Dev, FLUX2Klein
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Schedule, Step
@@ -39,10 +39,8 @@ class StepsOfTen(FLUX2Klein):
 class SwappedBranches(FLUX2Klein):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)

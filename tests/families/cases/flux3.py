@@ -13,7 +13,7 @@ from diffusers import ClassifierFreeGuidance, Flux3AutoBlocks, Flux3DistilledAut
 from tests.families.case import Case
 from tests.families.cases.flux2 import PICTURES
 from tests.families.tiny_flux import TEXT_LAYERS, write_flux3
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.flux3 import FLUX3
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Step
@@ -42,10 +42,8 @@ class OneWindow(FLUX3):
 class SwappedBranches(FLUX3):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,7 +48,7 @@ class SchedulersOwnTable(HunyuanVideo):
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         sigmas = pin(twice_shifted_sigmas(sampling.steps, 7.0))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
 
 def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[torch.Tensor | None], Media]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.families.case import Case
 from tests.families.tiny_hunyuan import write_hunyuan_video_15
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.hunyuan_video_15 import FirstFrameEmbedding, HunyuanVideo15, HunyuanVideo15I2V
 from unirl.sde.steps import Step
 from unirl.types.media import Media, to_uint8
@@ -25,10 +25,8 @@ TEXTS = ["a red cat", 'two blue dogs beside a sign that says "woof"']
 class SwappedBranches(HunyuanVideo15):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)

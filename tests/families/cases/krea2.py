@@ -11,7 +11,7 @@ from transformers import Qwen3VLConfig, Qwen3VLModel
 
 from tests.families.case import Case, run_pipeline
 from tests.families.tiny import qwen_tokenizer, redraw
-from unirl.models.base import Bundle, classifier_free
+from unirl.models.base import Bundle, Point, classifier_free
 from unirl.models.diffusion.krea2 import Krea2
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -92,17 +92,15 @@ def _qwen3_vl(vocabulary: int) -> Qwen3VLConfig:
 class KreasOwnScale(Krea2):
     """The scale is taken for Krea's own number, which is one less."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance + 1)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, at.guidance + 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeOfThousands(Krea2):
     """The model time is scaled."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return 1000 * sigma
 
 

@@ -20,7 +20,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tests.families.case import Case, run_pipeline
 from tests.families.tiny import gemma_tokenizer, redraw
-from unirl.models.base import Bundle, classifier_free
+from unirl.models.base import Bundle, Point, classifier_free
 from unirl.models.diffusion.ltx2 import LTX2
 from unirl.sde.steps import Schedule
 from unirl.types.media import Media
@@ -212,8 +212,8 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[t
 class GuidedVelocity(LTX2):
     """Guidance in the space of velocities, and no look at x_0."""
 
-    def guide_at(self, conditional: torch.Tensor, unconditional: torch.Tensor, **at: Any) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, at["guidance"])
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, at.guidance)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +224,7 @@ class NoTerminal(LTX2):
         pinned = super().schedule(bundle, sampling)
         gaps = (1 - pinned.sigmas[:-1]) / 0.9
         sigmas = torch.cat([1 - gaps * 0.95, torch.zeros(1)])
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
 
 def family(folder: Path) -> LTX2:

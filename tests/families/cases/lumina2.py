@@ -56,7 +56,7 @@ class InstructedNegative(Lumina2):
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(Lumina2):
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

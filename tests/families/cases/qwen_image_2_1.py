@@ -12,7 +12,7 @@ from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.cases.qwen_image import guided_arguments
 from tests.families.cases.qwen_image_edit import TALL, WIDE, as_pil, sources
 from tests.families.tiny_qwen import write_qwen_image_2_1
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.qwen_image_2_1 import QwenImage21, SlottedEmbedding, on_white
 from unirl.sde.schedule import pin, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
@@ -27,10 +27,8 @@ SIDE = 48  # of a square with the area of a source picture
 class NormKept(QwenImage21):
     """The guidance of Qwen-Image."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        guided = super().guide(conditional, unconditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        guided = super().guide(conditional, unconditional, at)
         return guided * conditional.norm(dim=1, keepdim=True) / guided.norm(dim=1, keepdim=True)
 
 

@@ -13,9 +13,8 @@ from transformers import Qwen3Model
 
 from tests.families.case import Case, Reference, run_pipeline
 from tests.families.tiny import autoencoder, qwen3_config, qwen_tokenizer, redraw
-from unirl.models.base import Bundle, DiffusionFamily
+from unirl.models.base import Bundle, DiffusionFamily, Point
 from unirl.models.diffusion.z_image import ZImage
-from unirl.sde.steps import Step
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -48,15 +47,13 @@ def write(folder: Path) -> Path:
 class PipelinesGuidance(ZImage):
     """The number is taken as the pipeline takes it."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(conditional, unconditional, step, guidance + 1)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(conditional, unconditional, dataclasses.replace(at, guidance=at.guidance + 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(ZImage):
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 
