@@ -80,6 +80,11 @@ class ARConfig(PolicyConfig):
             check_groups(self.data, advantage)
             if self.train.backend.critic:
                 raise ValueError(f"{name} learns no values: leave train.backend.critic at false")
+            if self.responses.max_draws and advantage.scope == "global":
+                raise ValueError(
+                    "with advantage.scope=global groups of equal rewards teach as well: leave responses.max_draws at "
+                    f"0, got {self.responses.max_draws}"
+                )
             if self.responses.overlong is not None and advantage.combine == "per_component":
                 raise ValueError(
                     "responses.overlong is added to the reward, which advantage.combine=per_component does not look "

@@ -116,6 +116,11 @@ def test_extra_draws_have_prompts_and_ids_of_their_own() -> None:
         (PPO(), {"responses": DAPO}, "with a critic groups of equal rewards teach as well"),
         (
             GRPO(),
+            {"responses": DAPO, "advantage": AdvantageConfig(scope="global")},
+            "with advantage.scope=global groups of equal rewards teach as well",
+        ),
+        (
+            GRPO(),
             {"responses": DAPO, "advantage": AdvantageConfig(combine="per_component")},
             "set combine=weighted_sum, or leave overlong out",
         ),
