@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from unirl.models.random_weights import folders
 from unirl.sde.schedule import linear_mu, shift_sigmas, stretch_to_terminal
 from unirl.types.batch import pad_to_longest
 from unirl.types.condition import Embedding
 
+_RANDOM = "random:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EULER = "FlowMatchEulerDiscreteScheduler"
 # The name of the shift in the config of each scheduler of a flow.
@@ -31,25 +33,33 @@ _OTHER_TABLES = (
 
 
 def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index.json") -> None:
-    """ValueError unless `checkpoint` is a hub id, or a folder that holds one of the saved `pipelines` (class names).
+    """ValueError unless `checkpoint` is a hub id, or holds one of the saved `pipelines` (class names).
 
+    What holds one is a folder, or `random:NAME`, which is not written for it.
     index: the file that says which class; `modular_model_index.json` for a modular pipeline
     """
-    folder = Path(checkpoint)
-    if not folder.is_dir():
-        if not _HUB_ID.fullmatch(checkpoint):
-            raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name)")
-        return
-    if not (folder / index).is_file():
-        raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
-    _check_class(checkpoint, json.loads((folder / index).read_text())["_class_name"], pipelines)
+    found = _held(checkpoint, index)
+    if found is not None:
+        _check_class(checkpoint, found, pipelines)
+
+
+def is_random(checkpoint: str) -> bool:
+    """Whether it is `random:NAME`."""
+    return checkpoint.startswith(_RANDOM)
+
+
+def resolve(checkpoint: str) -> str:
+    """What libraries load: a hub id or a folder as it is, for `random:NAME` its folder, written at the first use."""
+    if is_random(checkpoint):
+        return str(folders.folder_of(checkpoint.removeprefix(_RANDOM)))
+    return checkpoint
 
 
 def pipeline_name(checkpoint: str, *pipelines: str) -> str:
     """The class of a checkpoint's pipeline, by its index and before any weights. ValueError unless of `pipelines`."""
     from diffusers import DiffusionPipeline
 
-    index: Any = DiffusionPipeline.load_config(checkpoint)
+    index: Any = DiffusionPipeline.load_config(resolve(checkpoint))
     _check_class(checkpoint, index["_class_name"], pipelines)
     return index["_class_name"]
 
@@ -117,6 +127,20 @@ def ragged_embedding(rows: list[torch.Tensor]) -> Embedding:
     tokens = torch.cat(pad_to_longest([row[None] for row in rows]))
     mask = torch.cat(pad_to_longest([torch.ones(1, len(row), dtype=torch.bool, device=row.device) for row in rows]))
     return Embedding(tokens=tokens, mask=mask)
+
+
+def _held(checkpoint: str, index: str) -> str | None:
+    """The class of the saved pipeline; None for a hub id, which is taken at its word."""
+    if is_random(checkpoint):
+        return folders.find(checkpoint.removeprefix(_RANDOM)).pipeline
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        if not (folder / index).is_file():
+            raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
+        return json.loads((folder / index).read_text())["_class_name"]
+    if not _HUB_ID.fullmatch(checkpoint):
+        raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name) nor random:NAME")
+    return None
 
 
 def _check_class(checkpoint: str, found: str, pipelines: tuple[str, ...]) -> None:

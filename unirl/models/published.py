@@ -12,7 +12,7 @@ import torch
 from unirl.models import latents as latent_space
 from unirl.models.base import Bundle, DiffusionFamily
 from unirl.models.latents import Grid
-from unirl.models.pretrained import check_checkpoint, euler_sigmas, pipeline_name, saved_config
+from unirl.models.pretrained import check_checkpoint, euler_sigmas, is_random, pipeline_name, resolve, saved_config
 from unirl.sde.schedule import pin, uniform_sigmas
 from unirl.sde.steps import Schedule
 from unirl.types.media import Media
@@ -45,6 +45,8 @@ class PublishedFamily(DiffusionFamily):
 
     def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
         """The size, as far as it is known: a folder says which ones it makes, a hub id stands for what is published."""
+        if is_random(self.checkpoint):
+            return  # its folder may not be written yet, and tells when it is loaded
         folder = Path(self.checkpoint)
         if folder.is_dir():
             self.grid(saved_config(folder, "vae"), saved_config(folder, "transformer")).check(sampling)
@@ -78,7 +80,7 @@ class PublishedFamily(DiffusionFamily):
         found = pipeline_name(self.checkpoint, *self.pipelines)
         dtypes = {**dtypes, **dict.fromkeys(self.float32, torch.float32)}
         pipeline_class = getattr(diffusers, found)
-        pipeline = pipeline_class.from_pretrained(self.checkpoint, dtype=dtypes, **self.parts()).to(device)
+        pipeline = pipeline_class.from_pretrained(resolve(self.checkpoint), dtype=dtypes, **self.parts()).to(device)
         pipeline.vae.enable_slicing()
         self.prepare(pipeline)
         return pipeline

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from tests.families.case import LEAVE_OUT, Case, run_pipeline
-from tests.families.tiny_hunyuan import write_hunyuan_image
 from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.hunyuan_image import HunyuanImage
+from unirl.models.random_weights.hunyuan_image import write
 from unirl.sde.schedule import pin, uniform_sigmas
 from unirl.sde.steps import Schedule
 from unirl.types.media import Media
@@ -79,7 +79,7 @@ def wide(folder: Path) -> HunyuanImage:
 CASES = [
     Case(
         name="hunyuan_image",
-        write=write_hunyuan_image,
+        write=write,
         family=wide,
         sampling=SAMPLING,
         reference=reference,
@@ -92,7 +92,7 @@ CASES = [
     ),
     Case(
         name="hunyuan_image projected",
-        write=write_hunyuan_image,
+        write=write,
         family=lambda folder: HunyuanImage(str(folder), **LENGTHS, **PROJECTED),
         sampling=SAMPLING,
         reference=projected_reference,

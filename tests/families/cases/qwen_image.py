@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from tests.families.case import LEAVE_OUT, Case, run_pipeline
-from tests.families.tiny_qwen import write_qwen_image
 from unirl.models.base import Bundle, Point, classifier_free
 from unirl.models.diffusion.qwen_image import QwenImage, token_grid
 from unirl.models.latents import pack, unpack
+from unirl.models.random_weights.qwen_image import write
 from unirl.sde.schedule import exponential_shift, pin, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -84,7 +84,7 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[t
 CASES = [
     Case(
         name="qwen_image",
-        write=write_qwen_image,
+        write=write,
         family=lambda folder: QwenImage(str(folder), max_sequence_length=64),
         sampling=DiffusionSamplingParams(steps=4, height=64, width=48, guidance=4.0, negative_prompt=" "),
         reference=reference,

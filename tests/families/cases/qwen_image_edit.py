@@ -12,11 +12,11 @@ from PIL import Image
 
 from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.cases.qwen_image import guided_arguments
-from tests.families.tiny_qwen import write_qwen_image_edit
 from unirl.models.base import Bundle, Point, classifier_free
 from unirl.models.diffusion.qwen_image import token_grid
 from unirl.models.diffusion.qwen_image_edit import EditEmbedding, QwenImageEdit
 from unirl.models.latents import pack, unpack
+from unirl.models.random_weights.qwen_image_edit import write
 from unirl.types.condition import Embedding
 from unirl.types.media import Media, to_uint8
 from unirl.types.sampling import DiffusionSamplingParams
@@ -73,7 +73,7 @@ def case(name: str, *, zero_cond_t: bool, pictures: list[list[torch.Tensor]]) ->
 
     return Case(
         name=name,
-        write=lambda folder: write_qwen_image_edit(folder, zero_cond_t=zero_cond_t),
+        write=lambda folder: write(folder, zero_cond_t=zero_cond_t),
         family=family,
         sampling=DiffusionSamplingParams(steps=4, height=32, width=48, guidance=4.0, negative_prompt=" "),
         reference=reference,

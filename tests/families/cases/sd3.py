@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from tests.families.case import Case, run_pipeline
-from tests.tiny_sd3 import write_pipeline
 from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.sd3 import SD3
+from unirl.models.random_weights.sd3 import write
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -44,7 +44,7 @@ def family(folder: Path) -> SD3:
 CASES = [
     Case(
         name="sd3",
-        write=write_pipeline,
+        write=write,
         family=family,
         sampling=DiffusionSamplingParams(steps=4, height=32, width=32, guidance=4.5),
         reference=reference,

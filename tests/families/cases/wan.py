@@ -10,11 +10,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline, WanPipeline
 from PIL.Image import fromarray
 
-from tests.families import tiny_wan
 from tests.families.case import LEAVE_OUT, TEXTS, Case, run_pipeline
 from unirl.models.base import Bundle
 from unirl.models.diffusion.wan import Wan, Wan21, Wan21ImageToVideo, Wan22A14B, Wan22TI2V5B, WanEmbedding
 from unirl.models.latents import encode
+from unirl.models.random_weights import wan as random_wan
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -137,7 +137,7 @@ def wrong(family: type[Wan], **settings: Any) -> Any:
 CASES = [
     Case(
         name="wan 2.1",
-        write=tiny_wan.write_text_to_video,
+        write=random_wan.write_text_to_video,
         family=lambda folder: Wan21(str(folder)),
         sampling=SAMPLING,
         reference=reference,
@@ -145,7 +145,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 a14b",
-        write=tiny_wan.write_experts,
+        write=random_wan.write_experts,
         family=experts,
         sampling=SAMPLING,
         reference=reference,
@@ -157,7 +157,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 a14b image",
-        write=tiny_wan.write_experts_image_to_video,
+        write=random_wan.write_experts_image_to_video,
         family=lambda folder: experts(folder, boundary=0.9),
         sampling=SAMPLING,
         reference=reference,
@@ -166,7 +166,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 ti2v",
-        write=tiny_wan.write_token_times,
+        write=random_wan.write_token_times,
         family=lambda folder: Wan22TI2V5B(str(folder)),
         sampling=LARGE,
         reference=reference,
@@ -174,7 +174,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 ti2v image",
-        write=tiny_wan.write_token_times,
+        write=random_wan.write_token_times,
         family=lambda folder: Wan22TI2V5B(str(folder)),
         sampling=LARGE,
         reference=reference,
@@ -183,7 +183,7 @@ CASES = [
     ),
     Case(
         name="wan 2.1 image",
-        write=tiny_wan.write_image_to_video,
+        write=random_wan.write_image_to_video,
         family=lambda folder: Wan21ImageToVideo(str(folder)),
         sampling=SAMPLING,
         reference=reference,

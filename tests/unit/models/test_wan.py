@@ -11,7 +11,6 @@ import torch
 from diffusers import WanPipeline
 from peft import PeftModel
 
-from tests.families import tiny_wan
 from tests.tiny_policy import policy, rewarded, train, trajectory, weights_of
 from tests.unit.models.rollouts import CPU
 from unirl.algorithms.diffusion_nft import DiffusionNFT
@@ -19,6 +18,7 @@ from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.models.base import DiffusionFamily, Point
 from unirl.models.diffusion.wan import Wan21, Wan21ImageToVideo, Wan22A14B, Wan22TI2V5B
 from unirl.models.diffusion_pipeline import DiffusionPipeline
+from unirl.models.random_weights import wan as random_wan
 from unirl.sde.steps import Step
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
@@ -39,12 +39,12 @@ SIZE = DiffusionSamplingParams(steps=4, height=32, width=32, frames=5)
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_wan.write_experts(tmp_path_factory.mktemp("wan") / "experts")
+    return random_wan.write_experts(tmp_path_factory.mktemp("wan") / "experts")
 
 
 @pytest.fixture(scope="module")
 def token_times(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_wan.write_token_times(tmp_path_factory.mktemp("wan") / "ti2v")
+    return random_wan.write_token_times(tmp_path_factory.mktemp("wan") / "ti2v")
 
 
 def videos(backend: FSDPBackend, **sampling: Any) -> Part:
@@ -241,7 +241,7 @@ def test_pictures_are_asked_for_and_refused_by_name(experts: Path, token_times: 
     with pytest.raises(ValueError, match=r"one picture a prompt, its first frame, got \[0, 1\]"):
         either.encode(bundle, Media(texts=["a", "b"], sources=[[picture], []]), SIZE)
     assert either.encode(bundle, Media(texts=["a"], sources=[[]]), SIZE).given is None
-    image = Wan21ImageToVideo(str(tiny_wan.write_image_to_video(tmp_path / "i2v")))
+    image = Wan21ImageToVideo(str(random_wan.write_image_to_video(tmp_path / "i2v")))
     with pytest.raises(ValueError, match="give each prompt a picture"):
         image.encode(image.load(CPU, torch.float32), Media(texts=["a"]), SIZE)
 

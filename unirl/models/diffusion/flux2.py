@@ -11,7 +11,7 @@ import torch
 
 from unirl.models.base import Bundle, Facts
 from unirl.models.latents import Grid, given_pictures, to_unit
-from unirl.models.pretrained import check_euler
+from unirl.models.pretrained import check_euler, resolve
 from unirl.models.published import JOINT_ATTENTION, PublishedFamily
 from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.schedule import flux2_mu, shift_sigmas, uniform_sigmas
@@ -169,7 +169,7 @@ class FLUX2Dev(FLUX2):
         """
         from transformers import AutoTokenizer
 
-        return {"tokenizer": AutoTokenizer.from_pretrained(self.checkpoint, subfolder="tokenizer")}
+        return {"tokenizer": AutoTokenizer.from_pretrained(resolve(self.checkpoint), subfolder="tokenizer")}
 
     def told(self, step: Step, guidance: float) -> torch.Tensor | None:
         return torch.full_like(step.time, guidance)

@@ -10,7 +10,7 @@ import torch
 
 from unirl.models.base import Bundle, Facts
 from unirl.models.diffusion.flux2 import PatchedFamily, from_pixels
-from unirl.models.pretrained import check_checkpoint, ragged_embedding
+from unirl.models.pretrained import check_checkpoint, ragged_embedding, resolve
 from unirl.models.published import ATTENTION
 from unirl.models.sources import EditEmbedding, to_pil
 from unirl.sde.steps import Step
@@ -59,7 +59,7 @@ class FLUX3(PatchedFamily):
         from diffusers import Flux3ModularPipeline, ModularPipeline
         from transformers import AutoTokenizer
 
-        found = ModularPipeline.from_pretrained(self.checkpoint)
+        found = ModularPipeline.from_pretrained(resolve(self.checkpoint))
         if not isinstance(found, Flux3ModularPipeline):
             raise ValueError(f"{self.checkpoint} holds a {type(found).__name__}, this family is FLUX.3")
         pipeline: Any = found
@@ -71,7 +71,7 @@ class FLUX3(PatchedFamily):
         tokenizer = AutoTokenizer.from_pretrained(source.pretrained_model_name_or_path, subfolder=source.subfolder)
         pipeline.update_components(tokenizer=tokenizer)
         pipeline.to(device)
-        pipeline.name_or_path = self.checkpoint  # as other pipelines have it; an exported adapter names it
+        pipeline.name_or_path = resolve(self.checkpoint)  # as other pipelines have it; an exported adapter names it
         pipeline.vae.enable_slicing()
         return pipeline
 

@@ -56,7 +56,7 @@ class SD3(PublishedFamily):
 
     def __post_init__(self) -> None:
         PublishedFamily.__post_init__(self)
-        index = Path(self.checkpoint) / "model_index.json"
+        index = Path(self.checkpoint, "model_index.json")
         if self.t5 and index.is_file() and json.loads(index.read_text())["text_encoder_3"] == [None, None]:
             raise ValueError(f"checkpoint {self.checkpoint} was saved without its T5 encoder: set t5=false")
         check_count("max_sequence_length", self.max_sequence_length, most=512)
