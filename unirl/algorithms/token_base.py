@@ -88,5 +88,5 @@ class TokenAlgorithm(Algorithm[ARStage]):
 
 def responses(part: Part) -> TextSegment:
     """The packed responses of a filled part."""
-    assert isinstance(part.segment, TextSegment), "token losses train on responses"
+    assert isinstance(part.segment, TextSegment), "a language model is trained on responses"
     return part.segment

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
+from unirl.algorithms.token_base import responses
 from unirl.algorithms.token_losses import overlong_penalty, per_token
 from unirl.types.metric import Metrics, mean, total
 from unirl.types.sample import Part
 from unirl.types.sampling import ARSamplingParams
-from unirl.types.segment import TextSegment
 
 OVERLONG = "overlong"  # the reward component of the penalty
 
@@ -103,12 +103,6 @@ class ResponseConfig:
             whole = per_token(~segment.truncated, segment.lengths, len(segment.tokens))
             part = dataclasses.replace(part, segment=dataclasses.replace(segment, loss_mask=segment.loss_mask & whole))
         return part
-
-
-def responses(part: Part) -> TextSegment:
-    """The packed responses of a filled part."""
-    assert isinstance(part.segment, TextSegment), "a language model writes responses"
-    return part.segment
 
 
 def response_metrics(part: Part) -> Metrics:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.unit.algorithms.closed_form import responses_of
-from unirl.trainer.responses import Overlong, ResponseConfig, response_metrics, responses
+from unirl.algorithms.token_base import responses
+from unirl.trainer.responses import Overlong, ResponseConfig, response_metrics
 from unirl.types.metric import Metrics, values
 from unirl.types.reward import Scores
 from unirl.types.sample import Part
