@@ -12,6 +12,7 @@ from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.base import Bundle
 from unirl.models.language.attention import Layout
 from unirl.types.media import Media
+from unirl.types.sampling import ARSamplingParams
 
 STOPS = tuple(range(0, 40, 5))
 
@@ -113,3 +114,14 @@ def test_what_is_not_trained_has_log_prob_0_and_no_gradient_in_a_replay() -> Non
     assert torch.equal(found.log_probs == 0, ~mask)
     torch.testing.assert_close(found.log_probs[mask], whole.log_probs[mask], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.entropy[mask], whole.entropy[mask], rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_that_leaves_no_room_for_a_response_is_refused_with_what_would_fit() -> None:
+    """A context of 20: 12 tokens and 8 more fit, 13 do not."""
+    pipeline = ARPipeline(stage_of(dataclasses.replace(SMALL, context=20)))
+    assert pipeline(request(("a" * 12, "b"), 2, max_new_tokens=8), version=0).frontier.filled
+    told = r"the prompt 'a{12}.*' has 13 tokens: with sampling.max_new_tokens=8 .* context of 20; .* take at most 7"
+    with pytest.raises(ValueError, match=told):
+        pipeline(request(("b", "a" * 13), 2, max_new_tokens=8), version=0)
+    with pytest.raises(ValueError, match=told):
+        pipeline.refuse(Media(texts=["b", "a" * 13]), ARSamplingParams(max_new_tokens=8))
