@@ -101,7 +101,7 @@ def test_a_prompt_that_does_not_fit_stops_a_run_before_its_first_step(where: str
         fit(tmp_path, prompts)
     assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
     with pytest.raises(ConfigError, match=r"the prompt 'É' must be of the characters"):
-        fit(tmp_path, f"{where}.prompts.prompts=[a, b, 'É']")
+        fit(tmp_path, f"{where}.prompts.prompts=[a, b, 'É']", "run.name=other")
 
 
 # Its weights
