@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Needs, Progress
+from tests.tiny_policy import PLAIN, START
+from unirl.algorithms.base import AlgorithmOutput, Needs
 from unirl.algorithms.token_base import ARContext, TokenAlgorithm, TokenAnchors, token_advantages
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.models.ar_pipeline import ARPipeline
@@ -19,7 +20,6 @@ from unirl.models.tiny_language import TinyLM
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import ARBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
-from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import TokenGeometry
 from unirl.types.condition import PromptTokens
@@ -32,8 +32,6 @@ from unirl.types.segment import TextSegment
 CPU = torch.device("cpu")
 SMALL = TinyLM(layers=2, width=32, heads=4)
 PROMPTS = ("ab", "12+3=", "a longer prompt: ")
-# With beta1 = 0 the first moment of AdamW is the gradient of the last step.
-PLAIN = AdamW(lr=1e-3, betas=(0.0, 0.999))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +203,7 @@ def lengths_of(
 
 def train(backend: FSDPBackend, algorithm: TokenAlgorithm, part: Part, **geometry: Any) -> Metrics:
     """All updates on one rollout; `geometry` are the settings of TokenGeometry."""
-    return TrainStack(backend, algorithm, TokenGeometry(**geometry), seed=0).train(part, Progress(step=0, total=10))
+    return TrainStack(backend, algorithm, TokenGeometry(**geometry), seed=0).train(part, START)
 
 
 def rewarded(part: Part, rewards: Sequence[float] | None = None) -> Part:
