@@ -140,7 +140,7 @@ def last_gradient(backend: FSDPBackend) -> torch.Tensor:
 def gradient_of(backend: FSDPBackend, loss: torch.Tensor) -> torch.Tensor:
     """The gradient of a scalar, all parameters end to end."""
     parameters = backend.state()["parameters"]
-    live = dict(backend.stage.bundle.transformer.named_parameters())
+    live = backend.stage.bundle.trainable
     names = sorted(parameters)
     grads = torch.autograd.grad(loss, [live[name] for name in names], allow_unused=True)
     return torch.cat(

@@ -25,6 +25,7 @@ class Bundle:
     frozen:      the other modules by name (text encoders, autoencoder)
     processors:  what is no module: tokenizers, a scheduler's config, the pipeline that encodes and saves
     part:        the part of the transformer that is trained, where the rest of it stays as it is; None for all of it
+    critic:      a value head, trained whole and in float32 beside the transformer; no part of what is exported
 
     All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
@@ -33,6 +34,7 @@ class Bundle:
     frozen: dict[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
     processors: dict[str, Any] = dataclasses.field(default_factory=dict)
     part: torch.nn.Module | None = None
+    critic: torch.nn.Module | None = None
 
     def __post_init__(self) -> None:
         for module in (self.transformer, *self.frozen.values()):
@@ -43,6 +45,14 @@ class Bundle:
     def trained(self) -> torch.nn.Module:
         """What optimizer, adapters and exports see of the transformer."""
         return self.transformer if self.part is None else self.part
+
+    @property
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """What the optimizer changes, by name."""
+        own = dict(self.trained.named_parameters())
+        head = {} if self.critic is None else dict(self.critic.named_parameters(prefix="critic"))
+        assert not own.keys() & head.keys(), "the transformer has a critic of its own"
+        return {name: parameter for name, parameter in (own | head).items() if parameter.requires_grad}
 
     @property
     def device(self) -> torch.device:
@@ -158,6 +168,10 @@ class LanguageFamily(Family):
     @abstractmethod
     def vocabulary(self, bundle: Bundle) -> int:
         """V."""
+
+    @abstractmethod
+    def hidden_size(self, bundle: Bundle) -> int:
+        """D."""
 
     @abstractmethod
     def context_length(self, bundle: Bundle) -> int:

@@ -32,6 +32,8 @@ def token_log_probs(
     hidden: `(T, D)`; head: hidden states to logits; targets: `(T,)`. The logits of a chunk are computed again in the
     backward. Returns `(T,)` float32 twice; the entropy carries no gradient.
     """
+    if len(targets) == 0:
+        return hidden.new_zeros(0, dtype=torch.float32), hidden.new_zeros(0, dtype=torch.float32)
     size = max(_LARGEST_CHUNK // vocabulary, 1)
     rows = hidden.split(size)  # of no token at all it is one empty piece
     pieces = [

@@ -48,6 +48,10 @@ class TransformersLM(LanguageFamily):
         model: Any = bundle.transformer
         return model.get_output_embeddings().weight.shape[0]
 
+    def hidden_size(self, bundle: Bundle) -> int:
+        model: Any = bundle.transformer
+        return model.get_output_embeddings().weight.shape[1]
+
     def context_length(self, bundle: Bundle) -> int:
         model: Any = bundle.transformer
         return model.config.get_text_config().max_position_embeddings
