@@ -9,22 +9,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Needs, Progress
-from unirl.algorithms.token_base import ARContext, TokenAlgorithm, TokenAnchors, token_advantages
+from tests.tiny_language_policy import scored, text
+from unirl.algorithms.base import AlgorithmOutput, Needs
+from unirl.algorithms.token_base import ARContext, TokenAlgorithm, TokenAnchors
+from unirl.algorithms.token_losses import per_token
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.ar_stage import ARStage
 from unirl.models.base import Bundle
 from unirl.models.tiny_language import TinyLM
 from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.config import ARBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
-from unirl.train.optim import AdamW
-from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import TokenGeometry
 from unirl.types.condition import PromptTokens
-from unirl.types.metric import Metrics
-from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import ARSamplingParams
 from unirl.types.segment import TextSegment
@@ -32,8 +28,6 @@ from unirl.types.segment import TextSegment
 CPU = torch.device("cpu")
 SMALL = TinyLM(layers=2, width=32, heads=4)
 PROMPTS = ("ab", "12+3=", "a longer prompt: ")
-# With beta1 = 0 the first moment of AdamW is the gradient of the last step.
-PLAIN = AdamW(lr=1e-3, betas=(0.0, 0.999))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +118,6 @@ def written(stage: ARStage, sample: Sample, batch_size: int | None = None) -> Pa
     return ARPipeline(stage, batch_size)(sample, version=0).frontier
 
 
-def segment_of(part: Part) -> TextSegment:
-    assert isinstance(part.segment, TextSegment)
-    return part.segment
-
-
 def prompts_of(part: Part) -> PromptTokens:
     assert isinstance(part.conditions, PromptTokens)
     return part.conditions
@@ -136,7 +125,7 @@ def prompts_of(part: Part) -> PromptTokens:
 
 def responses_of(part: Part) -> list[list[int]]:
     """The tokens of each row."""
-    segment = segment_of(part)
+    segment = text(part)
     return [row.tolist() for row in segment.tokens.split(segment.lengths.tolist())]
 
 
@@ -154,12 +143,6 @@ def row_by_row(model: Any, part: Part, temperature: float = 1.0) -> torch.Tensor
         scored = logits[len(prompt) - 1 : -1].log_softmax(-1)
         columns.append(scored.gather(1, torch.tensor(response)[:, None])[:, 0])
     return torch.cat(columns)
-
-
-def policy(family: TinyLM = SMALL, *, reference: bool = False, total_steps: int = 100, **settings: Any) -> FSDPBackend:
-    """A backend on the CPU that does not clip; `settings` are those of ARBackendConfig."""
-    config = ARBackendConfig(**{"optimizer": PLAIN, "max_grad_norm": None, **settings})
-    return FSDPBackend(family, config, device=CPU, seed=0, total_steps=total_steps, with_reference=reference)
 
 
 def rollout(backend: FSDPBackend, *args: Any, engine: Trainside | None = None, **settings: Any) -> Part:
@@ -181,7 +164,10 @@ class TokenSlope(TokenAlgorithm):
     def loss(self, context: ARContext, part: Part, anchors: TokenAnchors | None) -> AlgorithmOutput:
         weights = [w.sum() for w in context.stage.bundle.transformer.parameters() if w.requires_grad]
         total = torch.stack(weights).sum()
-        return AlgorithmOutput(token_advantages(part) * (1 + total - total.detach()))
+        segment = text(part)
+        assert part.advantages is not None
+        losses = per_token(part.advantages, segment.lengths, len(segment.tokens))
+        return AlgorithmOutput(losses * (1 + total - total.detach()))
 
 
 def lengths_of(
@@ -194,7 +180,7 @@ def lengths_of(
     """Rows of one group with so many tokens, for TokenSlope; the tokens of the rows `masked` are not trained."""
     part = rows_of([[1, 2]], [[[3] * length for length in lengths]])
     kept = torch.tensor([float(row not in masked) for row in range(len(lengths))])
-    segment = dataclasses.replace(segment_of(part), loss_mask=kept.repeat_interleave(torch.tensor(lengths)).bool())
+    segment = dataclasses.replace(text(part), loss_mask=kept.repeat_interleave(torch.tensor(lengths)).bool())
     return dataclasses.replace(
         part,
         segment=segment,
@@ -203,19 +189,8 @@ def lengths_of(
     )
 
 
-def train(backend: FSDPBackend, algorithm: TokenAlgorithm, part: Part, **geometry: Any) -> Metrics:
-    """All updates on one rollout; `geometry` are the settings of TokenGeometry."""
-    return TrainStack(backend, algorithm, TokenGeometry(**geometry), seed=0).train(part, Progress(step=0, total=10))
-
-
-def rewarded(part: Part, rewards: Sequence[float] | None = None) -> Part:
-    """`part` with rewards (the share of digits in the text unless given) and advantages relative to the group."""
-    total = digits(part) if rewards is None else torch.tensor(list(rewards), dtype=torch.float32)
-    return part.with_rewards(Scores(total, {}, [""] * len(part))).compute_advantages("group", "none")
-
-
-def digits(part: Part) -> torch.Tensor:
-    """The share of digits in each text, `(N,)`."""
+def rewarded(part: Part) -> Part:
+    """`part` with the share of digits in each text as its reward, and advantages relative to the group."""
     assert part.media is not None
-    shares = [sum(c.isdigit() for c in text) / max(len(text), 1) for text in part.media.required_texts]
-    return torch.tensor(shares, dtype=torch.float32)
+    shares = [sum(c.isdigit() for c in said) / max(len(said), 1) for said in part.media.required_texts]
+    return scored(part, shares)

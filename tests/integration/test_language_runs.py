@@ -93,6 +93,17 @@ def test_a_run_that_stopped_half_way_ends_with_the_same_weights_and_metrics(run:
     assert all(torch.equal(value, expected[name]) for name, value in weights(again).items())
 
 
+@pytest.mark.parametrize("where", ["data", "eval"])
+def test_a_prompt_that_does_not_fit_stops_a_run_before_its_first_step(where: str, tmp_path: Path) -> None:
+    """Whichever step would have drawn it."""
+    prompts = f"{where}.prompts.prompts=[a, b, {'c' * 249}]"
+    with pytest.raises(ConfigError, match=r"has 249 tokens: with sampling.max_new_tokens=8 more .* context of 256"):
+        fit(tmp_path, prompts)
+    assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
+    with pytest.raises(ConfigError, match=r"the prompt 'É' must be of the characters"):
+        fit(tmp_path, f"{where}.prompts.prompts=[a, b, 'É']", "run.name=other")
+
+
 # Its weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 
 import torch
 
@@ -27,13 +28,31 @@ class ARPipeline:
         part, above = sample.frontier, sample.parts[-2].media
         assert above is not None, "the part above a request carries its prompts"
         with torch.no_grad():
-            prompts = self.stage.family.tokenize(self.stage.bundle, above).select(sample.parent_rows())
+            assert isinstance(part.sampling, ARSamplingParams), "an ARPipeline writes what ARSamplingParams ask for"
+            prompts = self._prompts(above, part.sampling).select(sample.parent_rows())
             size = self.batch_size or len(part)
             pieces = [
                 self._fill(part.select(rows), prompts.select(rows), version)
                 for rows in torch.arange(len(part)).split(size)
             ]
             return sample.with_frontier(Part.concat(pieces))
+
+    def refuse(self, prompts: Media, sampling: ARSamplingParams) -> None:
+        """ValueError for prompts that the model cannot take, or that leave no room for a response."""
+        self._prompts(prompts, sampling)
+
+    def _prompts(self, prompts: Media, sampling: ARSamplingParams) -> PromptTokens:
+        family, bundle = self.stage.family, self.stage.bundle
+        tokens, context = family.tokenize(bundle, prompts), family.context_length(bundle)
+        longest = int(tokens.lengths.argmax())
+        length, room = int(tokens.lengths[longest]), sampling.max_new_tokens
+        if length + room > context:
+            raise ValueError(
+                f"the prompt {reprlib.repr(prompts.required_texts[longest])} has {length} tokens: with "
+                f"sampling.max_new_tokens={room} more it does not fit the model's context of {context}; shorten it, or "
+                f"take at most {max(context - length, 0)}"
+            )
+        return tokens
 
     def _fill(self, part: Part, prompts: PromptTokens, version: int) -> Part:
         assert isinstance(part.sampling, ARSamplingParams)

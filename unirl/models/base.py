@@ -174,6 +174,10 @@ class LanguageFamily(Family):
         """D."""
 
     @abstractmethod
+    def context_length(self, bundle: Bundle) -> int:
+        """The most tokens of prompt and response together."""
+
+    @abstractmethod
     def end_tokens(self, bundle: Bundle) -> tuple[int, ...]:
         """The tokens that end a response."""
 

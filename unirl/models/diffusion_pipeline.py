@@ -30,6 +30,10 @@ class DiffusionPipeline:
             pieces = zip(part.split(sizes), conditions.split(sizes), strict=True)
             return sample.with_frontier(Part.concat([self._fill(piece, own, version) for piece, own in pieces]))
 
+    def refuse(self, prompts: Media, sampling: DiffusionSamplingParams) -> None:
+        """ValueError for prompts that the model cannot take."""
+        self.stage.family.refuse(prompts.required_texts, sampling)
+
     def encode(self, prompts: Media, sampling: DiffusionSamplingParams) -> Conditions:
         """Conditions of N prompts, of which each distinct one is encoded once, and the negative one beside it."""
         family, bundle = self.stage.family, self.stage.bundle

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.models.policy import Policy
 from unirl.rollout.base import RolloutEngine
+from unirl.types.media import Media
 from unirl.types.sample import Sample
+from unirl.types.sampling import SamplingParams
 
 Stage = TypeVar("Stage")
 
@@ -35,6 +37,8 @@ class Pipeline(Protocol):
 
     def __call__(self, sample: Sample, *, version: int) -> Sample: ...
 
+    def refuse(self, prompts: Media, sampling: Any) -> None: ...
+
 
 class TrainsideEngine(Remote, RolloutEngine):
     """Samples with the policy that its siblings train. pipeline: of the policy's kind of stage, and the batch size."""
@@ -49,3 +53,8 @@ class TrainsideEngine(Remote, RolloutEngine):
     def generate(self, sample: Sample) -> Sample:
         with self._policy.ema() if self._config.weights == "ema" else nullcontext():
             return self._pipeline(sample, version=self._policy.version)
+
+    @remote(Dispatch.RANK_ZERO)
+    def refuse(self, prompts: Media, sampling: SamplingParams) -> None:
+        """ValueError for prompts that the model cannot take, known without generating anything."""
+        self._pipeline.refuse(prompts, sampling)

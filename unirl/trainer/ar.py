@@ -26,6 +26,7 @@ from unirl.trainer.evaluation import Evaluation, judge
 from unirl.trainer.responses import OVERLONG, ResponseConfig, response_metrics
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
 from unirl.trainer.text_evaluation import TextEvalConfig
+from unirl.types.media import Media
 from unirl.types.metric import Metrics, merge
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import ARSamplingParams
@@ -130,11 +131,20 @@ class ARTrainer(PolicyTrainer):
             with_reference=config.algorithm.needs.reference,
         )
         self.rollout = slab.spawn(TrainsideEngine, self.backend, config.rollout, ARPipeline)
+        self._refuse_prompts()
         self.reward = slab.spawn(RewardService, config.reward)
         self.critic = slab.spawn(Critic, self.backend, config.train.geometry) if config.train.backend.critic else None
         self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
         if config.eval is not None:
             self.judges = slab.spawn(RewardService, config.eval.judges(config.reward))
+
+    def _refuse_prompts(self) -> None:
+        """Prompts that do not fit are told of now, not by the step that draws them; those with pictures are then."""
+        config = self.config
+        rows = [*self.prompts.source, *(() if config.eval is None else config.eval.prompts.rows())]
+        texts = list(dict.fromkeys(row.prompt for row in rows if not row.pictures))
+        if texts:
+            self.rollout.refuse(Media(texts=texts), config.sampling)
 
     def step(self, number: int) -> Metrics:
         config = self.config

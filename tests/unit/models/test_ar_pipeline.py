@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from tests.tiny_language import PROMPTS, SMALL, OtherLM, prompts_of, questions_of, request, segment_of, stage_of
+from tests.tiny_language import PROMPTS, SMALL, OtherLM, prompts_of, questions_of, request, stage_of
+from tests.tiny_language_policy import text
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.base import Bundle
 from unirl.models.language.attention import Layout
 from unirl.types.media import Media
+from unirl.types.sampling import ARSamplingParams
 
 STOPS = tuple(range(0, 40, 5))
 
@@ -42,7 +44,7 @@ def test_the_frontier_is_filled_with_texts_tokens_prompts_and_the_version() -> N
     assert part.filled
     assert part.version is not None
     assert part.version.tolist() == [7] * 6
-    tokens = segment_of(part).tokens.split(segment_of(part).lengths.tolist())
+    tokens = text(part).tokens.split(text(part).lengths.tolist())
     assert part.media is not None
     assert part.media.required_texts == [SMALL.decode(stage.bundle, row.tolist()) for row in tokens]
     expected = SMALL.tokenize(stage.bundle, Media(texts=list(PROMPTS)))
@@ -59,8 +61,8 @@ def test_texts_end_where_their_stop_string_begins_and_tokens_do_not() -> None:
     part = ARPipeline(stage)(request(group=4, stop=(stop,)), version=0).frontier
     assert part.media is not None
     assert part.media.required_texts[0] == free.media.required_texts[0].partition(stop)[0]
-    assert int(segment_of(part).lengths[0]) == len(part.media.required_texts[0]) + len(stop)
-    assert not segment_of(part).truncated[0]
+    assert int(text(part).lengths[0]) == len(part.media.required_texts[0]) + len(stop)
+    assert not text(part).truncated[0]
 
 
 @pytest.mark.parametrize(("batch_size", "prefilled"), [(None, [1]), (2, [1, 1]), (4, [1]), (1, [1] * 4)])
@@ -80,13 +82,13 @@ def test_a_replay_reads_a_prompt_once_and_no_last_token() -> None:
     part = ARPipeline(stage)(request(("a" * 30, "b" * 20), 4, stop_token_ids=STOPS), version=0).frontier
     family.read.clear()
     stage.replay(part)
-    assert family.read == [50 + int((segment_of(part).lengths - 1).sum())]
+    assert family.read == [50 + int((text(part).lengths - 1).sum())]
 
 
 def test_equal_texts_of_two_prompts_stay_two_prompts() -> None:
     part = ARPipeline(stage_of(OtherLM()))(request(("ab", "ab"), 2), version=0).frontier
     assert prompts_of(part).lengths.tolist() == [2] * 4
-    assert len({tuple(row.tolist()) for row in segment_of(part).tokens.split(12)}) == 4
+    assert len({tuple(row.tolist()) for row in text(part).tokens.split(12)}) == 4
 
 
 def test_a_part_that_was_written_survives_being_cut_and_joined() -> None:
@@ -105,7 +107,7 @@ def test_a_part_that_was_written_survives_being_cut_and_joined() -> None:
 def test_what_is_not_trained_has_log_prob_0_and_no_gradient_in_a_replay() -> None:
     stage = stage_of(OtherLM())
     part = ARPipeline(stage)(request(group=3, top_k=5), version=0).frontier
-    segment = segment_of(part)
+    segment = text(part)
     mask = torch.arange(len(segment.tokens)) % 3 > 0
     partly = dataclasses.replace(part, segment=dataclasses.replace(segment, loss_mask=mask))
     with torch.no_grad():
@@ -113,3 +115,14 @@ def test_what_is_not_trained_has_log_prob_0_and_no_gradient_in_a_replay() -> Non
     assert torch.equal(found.log_probs == 0, ~mask)
     torch.testing.assert_close(found.log_probs[mask], whole.log_probs[mask], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.entropy[mask], whole.entropy[mask], rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_that_leaves_no_room_for_a_response_is_refused_with_what_would_fit() -> None:
+    """A context of 20: 12 tokens and 8 more fit, 13 do not."""
+    pipeline = ARPipeline(stage_of(dataclasses.replace(SMALL, context=20)))
+    assert pipeline(request(("a" * 12, "b"), 2, max_new_tokens=8), version=0).frontier.filled
+    told = r"the prompt 'a{12}.*' has 13 tokens: with sampling.max_new_tokens=8 .* context of 20; .* take at most 7"
+    with pytest.raises(ValueError, match=told):
+        pipeline(request(("b", "a" * 13), 2, max_new_tokens=8), version=0)
+    with pytest.raises(ValueError, match=told):
+        pipeline.refuse(Media(texts=["b", "a" * 13]), ARSamplingParams(max_new_tokens=8))

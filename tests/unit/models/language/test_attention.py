@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_language import CPU, OtherLM, plain, policy, row_by_row, rows_of, stage_of, written
+from tests.tiny_language import CPU, OtherLM, plain, row_by_row, rows_of, stage_of, written
 from tests.tiny_language import request as asked
+from tests.tiny_language_policy import language_policy
 from unirl.models.ar_stage import ARStage
 from unirl.models.language.attention import PackedLayout
 from unirl.train.lora import LoRA
@@ -146,7 +147,7 @@ def alone(part: Part) -> list[Part]:
 @pytest.mark.parametrize("settings", [{}, {"lora": LoRA(rank=2, alpha=4)}])
 @pytest.mark.parametrize("model", ["llama", "qwen3", "mistral, a window shorter than the rows"])
 def test_the_gradient_of_packed_rows_is_that_of_the_librarys_own_forwards(model: str, settings: dict[str, Any]) -> None:
-    backend = policy(MODELS[model], **settings)
+    backend = language_policy(MODELS[model], **settings)
     part = rows_of(*PACKS["some of one token"])
     stage, module = backend.stage, backend.stage.bundle.transformer
     if settings:
@@ -167,8 +168,8 @@ def test_the_gradient_of_packed_rows_is_that_of_the_librarys_own_forwards(model:
 @pytest.mark.parametrize("model", ["llama", "qwen3"])
 def test_recomputed_blocks_give_the_same_gradient_bit_for_bit(model: str, settings: dict[str, Any]) -> None:
     part = rows_of(*PACKS["some of one token"])
-    kept = gradients(policy(MODELS[model], **settings).stage, part)
-    again = gradients(policy(MODELS[model], gradient_checkpointing=True, **settings).stage, part)
+    kept = gradients(language_policy(MODELS[model], **settings).stage, part)
+    again = gradients(language_policy(MODELS[model], gradient_checkpointing=True, **settings).stage, part)
     assert kept.keys() == again.keys()
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
@@ -177,7 +178,7 @@ def test_recomputed_blocks_keep_less_for_the_backward() -> None:
     part = rows_of([[1, 2, 3] * 10], [[[4, 5, 6] * 10] * 4])
     sizes = {}
     for name in (False, True):
-        stage = policy(MODELS["llama"], gradient_checkpointing=name).stage
+        stage = language_policy(MODELS["llama"], gradient_checkpointing=name).stage
         kept: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (kept.append(t.numel()), t)[1], lambda t: t):
             stage.replay(part)

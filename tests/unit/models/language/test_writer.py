@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.byte_language import END, TURN_END, write_checkpoint
-from tests.tiny_language import CPU, SMALL, OtherLM, request, responses_of, segment_of, stage_of, written
+from tests.tiny_language import CPU, SMALL, OtherLM, request, responses_of, stage_of, written
+from tests.tiny_language_policy import text
 from unirl.models.ar_pipeline import read
 from unirl.models.base import Bundle
 from unirl.models.language.causal_lm import CausalLM
@@ -157,7 +158,7 @@ def test_all_rows_of_one_token(family: CausalLM, bundle: Bundle) -> None:
 
 def test_the_support_is_recorded_for_every_token_of_every_row() -> None:
     part = written(stage_of(SHARP), request(group=3, top_p=0.8, top_k=9, stop_token_ids=tuple(range(0, 40, 5))))
-    segment = segment_of(part)
+    segment = text(part)
     assert segment.support is not None
     assert segment.support_sizes is not None
     assert len(segment.lengths.unique()) > 1
@@ -172,8 +173,8 @@ def test_at_temperature_0_there_is_one_text_and_nothing_to_train_on() -> None:
     part = written(stage_of(SHARP), request(group=2, temperature=0.0, top_p=0.5))
     rows = responses_of(part)
     assert rows[0::2] == rows[1::2]
-    assert segment_of(part).support is None
-    assert not segment_of(part).log_probs.any()
+    assert text(part).support is None
+    assert not text(part).log_probs.any()
 
 
 # Independence
@@ -201,7 +202,7 @@ def test_a_row_alone_in_any_batch_and_in_any_order_is_the_same_row(settings: dic
 
 
 def log_probs_of(part: Part) -> list[torch.Tensor]:
-    return list(segment_of(part).log_probs.split(segment_of(part).lengths.tolist()))
+    return list(text(part).log_probs.split(text(part).lengths.tolist()))
 
 
 def test_seed_0_is_a_seed_and_rows_rollouts_and_seeds_have_draws_of_their_own() -> None:
@@ -226,6 +227,6 @@ def test_a_longer_limit_continues_the_same_texts() -> None:
 
 def test_one_new_token_is_drawn_without_a_cache() -> None:
     part = written(stage_of(SMALL), request(group=2, max_new_tokens=1))
-    segment = segment_of(part)
+    segment = text(part)
     assert segment.lengths.tolist() == [1] * 6
     assert math.isfinite(float(segment.log_probs.sum()))

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiny_language import prompts_of, rows_of, segment_of
+from tests.tiny_language import prompts_of, rows_of
+from tests.tiny_language_policy import text
 from unirl.train.stack.planner import TokenGeometry, plan
 from unirl.types.sample import Part
 from unirl.types.sample_id import parent_id
@@ -30,7 +31,7 @@ def planned(part: Part, *, seed: int = 0, **geometry: Any) -> list[list[Part]]:
 def tokens(micro: Part) -> int:
     """Those of a forward: each distinct prompt once, and all responses."""
     prompts = dict(zip(map(parent_id, micro.ids), prompts_of(micro).lengths.tolist(), strict=True))
-    return sum(prompts.values()) + int(segment_of(micro).lengths.sum())
+    return sum(prompts.values()) + int(text(micro).lengths.sum())
 
 
 def ids(updates: list[list[Part]]) -> list[str]:
