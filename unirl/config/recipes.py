@@ -18,7 +18,7 @@ PACKAGE = "unirl.recipes"
 
 def entry(domain: str) -> str:
     """The folder of the domain's shipped recipes, and the NAME of its `python -m unirl.train_NAME`."""
-    return _ENTRIES[domain] if domain in _ENTRIES else domain
+    return _ENTRIES.get(domain, domain)
 
 
 def shipped_recipes() -> dict[str, str]:

@@ -75,7 +75,7 @@ class StoredConversations(ConversationSource):
     def conversation(self, record: dict[str, Any]) -> Conversation:
         """One row."""
         own = {self.columns[name]: name for name in self.columns}
-        renamed = {own[key] if key in own else key: value for key, value in record.items()}
+        renamed = {own.get(key, key): value for key, value in record.items()}
         return conversation_of(renamed, self.location.parent)
 
     @final
@@ -183,7 +183,7 @@ class HubConversations(StoredConversations):
         from datasets import load_dataset
 
         try:
-            found = load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision)
+            found: Any = load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision)
         except (OSError, ValueError) as error:
             raise ValueError(f"data set {self.dataset}, split {self.split}: {error}") from error
         return self.numbered(found)

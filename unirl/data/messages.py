@@ -13,7 +13,7 @@ _FIELDS = frozenset({"name", "reasoning_content", "tool_call_id", "tool_calls"})
 
 
 def conversation_of(record: dict[str, Any], folder: Path) -> Conversation:
-    """`{"prompt": text, "response": text}` or `{"messages": [...]}` as a conversation; other keys are not training data.
+    """`{"prompt": text, "response": text}` or `{"messages": [...]}` as a conversation; others are left.
 
     A turn is `{"role", "content"}`, whose content is text, or a list of `{"type": "text", "text": ...}` and
     `{"type": "image", "image": file in folder}`. ValueError, with the reason first, for what is none.
@@ -49,7 +49,7 @@ def _refuse_order(messages: Conversation) -> None:
 
 def _message(turn: Any, folder: Path) -> Message:
     match turn:
-        case {"role": str(role), **others} if role in _ROLES:
+        case {"role": ("system" | "user" | "assistant" | "tool") as role, **others}:
             content = others.pop("content", None)
             fields = {key: value for key, value in others.items() if value is not None}
         case {"role": role}:

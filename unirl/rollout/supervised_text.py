@@ -33,7 +33,9 @@ class TokenLimit:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 2:
-            raise ValueError(f"max_tokens must be at least 2 (one to read, one to learn) or null, got {self.max_tokens}")
+            raise ValueError(
+                f"max_tokens must be at least 2 (to read one, to learn one) or null, got {self.max_tokens}"
+            )
         if self.max_tokens is None and self.too_long != "error":
             raise ValueError(f"too_long={self.too_long} needs max_tokens: without it no conversation is too long")
 
@@ -60,7 +62,7 @@ class Survey(Rows):
             first = int(over.nonzero()[0, 0])
             raise ValueError(
                 f"{int(over.sum())} of {len(self)} conversations have more than max_tokens={limit.max_tokens} tokens, "
-                f"conversation {first + 1} has {int(self.lengths[first])}: raise it, or set too_long to drop or truncate"
+                f"conversation {first + 1} has {int(self.lengths[first])}: raise it, or set too_long: drop or truncate"
             )
         lost = self.prompts >= limit.max_tokens if limit.too_long == "truncate" else over
         return (~lost).nonzero()[:, 0]
