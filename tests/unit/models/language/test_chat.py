@@ -58,8 +58,8 @@ def test_the_turns_of_the_assistant_with_their_end_tokens_are_learnt_and_nothing
     assert learnt(bundle, found) == ["2<|im_end|>", "3\n<|im_end|>"]
     whole = bundle.processors["tokenizer"].decode(found.tokens)
     assert whole == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
-        "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n3\n<|im_end|>\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n3\n<|im_end|>\n"
     )
 
 
@@ -97,7 +97,9 @@ def test_the_system_turn_of_a_conversation_comes_before_that_of_the_settings(loa
 
 def test_a_template_that_strips_earlier_reasoning_is_refused_unless_the_last_turn_alone_is_learnt(loaded: Any) -> None:
     family, bundle = loaded(STRIPPING)
-    thinking = said(("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d"))
+    thinking = said(
+        ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d")
+    )
     with pytest.raises(ValueError, match=r"renders turn 2 differently by itself.*data\.turns=last"):
         family.conversation(bundle, thinking, "all")
     last = family.conversation(bundle, thinking, "last")
@@ -109,7 +111,9 @@ def test_a_template_that_strips_earlier_reasoning_is_refused_unless_the_last_tur
 
 def test_where_a_template_rewrites_turns_its_own_marks_decide(loaded: Any) -> None:
     family, bundle = loaded(MARKED)
-    thinking = said(("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d"))
+    thinking = said(
+        ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d")
+    )
     assert learnt(bundle, family.conversation(bundle, thinking, "all")) == [
         "b<|im_end|>",
         "<think>y</think>d<|im_end|>",
@@ -182,4 +186,3 @@ def test_trained_tokens_know_their_prompt_and_their_length_and_refuse_what_canno
         TrainedTokens([1, 2], [True, False])
     with pytest.raises(ValueError, match="2 tokens and 1 flags"):
         TrainedTokens([1, 2], [True])
-
