@@ -77,6 +77,8 @@ class FlowSFTTrainer(SFTTrainer):
     def prepare(self, slab: Slab) -> RecordSampler:
         config = self.config
         self.encoder = slab.spawn(SupervisedEncoder, self.backend, config.sampling)
+        if self.loaded.records.latents is not None:
+            self.encoder.encode(self.loaded.draw(0))  # latents of another shape are refused before the first step
         if config.eval is not None:
             self.spawn_judged(slab, DiffusionPipeline, config.eval, config.eval.reward)
         return self.loaded

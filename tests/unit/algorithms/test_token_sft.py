@@ -79,7 +79,8 @@ def test_loss_and_gradient_are_those_of_transformers_on_the_padded_batch(tmp_pat
 def test_a_packed_batch_has_the_loss_and_gradient_of_its_rows_one_by_one() -> None:
     part = with_a_hole(encoded(policy()))
     whole = trained(part)
-    for geometry in ({"micro_batch_size": 1}, {"token_budget": 20}, {"token_budget": 1}):
+    geometries: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"token_budget": 20}, {"token_budget": 1}]
+    for geometry in geometries:
         loss, gradient = trained(part, **geometry)
         assert loss == pytest.approx(whole[0], abs=1e-6)
         assert float((gradient - whole[1]).norm() / whole[1].norm()) < 1e-6
@@ -91,7 +92,10 @@ def test_other_aggregations_are_weighted_means_of_the_rows(tmp_path: Path) -> No
     backend.export(tmp_path / "model", weights="live")
     model, pairs = theirs(tmp_path / "model"), rows(part)
     alone = torch.stack(
-        [model(input_ids=torch.tensor([tokens]), labels=torch.tensor([labels])).loss for tokens, labels in pairs]
+        [
+            model(input_ids=torch.tensor([tokens]), labels=torch.tensor([labels])).loss.detach()
+            for tokens, labels in pairs
+        ]
     )
     lengths = responses(part).lengths
     by_sequence = TokenSFT(aggregation="seq-mean-token-mean")
