@@ -132,7 +132,7 @@ def test_latents_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
         return LatentFolder(latent_file(tmp_path, *latents, name=name)).load()
 
     with pytest.raises(
-        ValueError, match=r"latents are of one shape: .*1\.safetensors has \(4, 3\), the first .* \(4, 2\)"
+        ValueError, match=r"all latents must be of one shape: .*1\.safetensors has \(4, 3\), the first .* \(4, 2\)"
     ):
         loaded(torch.zeros(4, 2), torch.zeros(4, 3))
     with pytest.raises(ValueError, match=r"must hold one tensor named 'latents', it holds \['x'\]"):
