@@ -30,6 +30,6 @@ def test_latents_that_were_computed_before_train_as_their_pictures_do() -> None:
 def test_latents_of_another_size_are_refused_with_the_shape_that_fits() -> None:
     encoder = SupervisedEncoder(policy(), SAMPLING)
     with pytest.raises(
-        ValueError, match=r"have the shape \(3, 5, 5\); for sampling of 8 x 8 TinySD3 makes \(3, 8, 8\)"
+        ValueError, match=r"have the shape \(3, 5, 5\); for sampling of 8 x 8 TinySD3 makes \(1, 8, 8\)"
     ):
         encoder.encode(record(latents=torch.zeros(2, 3, 5, 5)))
