@@ -12,10 +12,8 @@ def test_an_answer_is_the_digits_of_its_prompt_going_up() -> None:
 
 
 def test_no_prompt_stands_twice_and_none_of_the_held_out_ones_is_trained() -> None:
-    train, held_out = (
-        [row.prompt for row in SortPrompts(part, number).rows()]
-        for part, number in (("train", 20_000), ("held_out", 500))
-    )
+    sources = (SortPrompts("train", 20_000), SortPrompts("held_out", 500))
+    train, held_out = ([row.prompt for row in source.rows()] for source in sources)
     assert len(set(train)) == 20_000
     assert len(set(held_out)) == 500
     assert not set(train) & set(held_out)
