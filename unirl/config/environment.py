@@ -6,6 +6,7 @@
 | OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them would only wait |
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
 | named by a recipe    | read        | a secret, such as `Judge.token_variable`: only its name is ever written down |
+| XDG_CACHE_HOME       | read        | where caches lie; unset or empty means `~/.cache` |
 
 What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`, and `config.yaml` shows
 what they read.
@@ -42,3 +43,9 @@ def has_accelerator() -> bool:
     if "CUDA_VISIBLE_DEVICES" in os.environ and os.environ["CUDA_VISIBLE_DEVICES"] in ("", "-1"):
         return False
     return any(driver.exists() for driver in _DRIVERS)
+
+
+def cache_folder() -> Path:
+    """What UniRL can make again, `random:` checkpoints so far; it need not be there."""
+    named = "XDG_CACHE_HOME" in os.environ and os.environ["XDG_CACHE_HOME"]
+    return (Path(named) if named else Path.home() / ".cache") / "unirl"

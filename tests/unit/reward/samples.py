@@ -68,3 +68,8 @@ def entry(image: np.ndarray | None = None, prompt: str = "", **metadata: Any) ->
 
 def wrote(text: str | None, prompt: str = "", **metadata: Any) -> ScorerInput:
     return ScorerInput(id="r0.p0/0", prompt=prompt, text=text, metadata=metadata)
+
+
+def one(scorer: Scorer, text: str | None, prompt: str = "", **metadata: Any) -> float:
+    (score,) = scorer.score([wrote(text, prompt, **metadata)])
+    return score

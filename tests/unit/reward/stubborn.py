@@ -25,7 +25,7 @@ class Stubborn(Scorer):
 
 @dataclasses.dataclass(frozen=True)
 class Impatient(Stubborn):
-    time_limit: ClassVar[float | None] = 0.5
+    time_limit: ClassVar[float | None] = 1.5
 
 
 @dataclasses.dataclass(frozen=True)

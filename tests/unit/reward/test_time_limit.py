@@ -24,7 +24,7 @@ from unirl.reward.time_limit import TimeLimited
 ROOT = Path(__file__).parents[3]
 
 
-def limited(seconds: float = 0.5, processes: int = 1) -> WeightedScorer:
+def limited(seconds: float = 1.0, processes: int = 1) -> WeightedScorer:
     return WeightedScorer(Stubborn(), time_limit=seconds, processes=processes)
 
 
@@ -47,7 +47,7 @@ def test_a_sample_that_never_ends_is_invalid_and_the_others_have_their_scores_in
     scores = judge.score(answered(["1", deed, "3", "4"]))
     assert scores.total.tolist()[::2] == [1.0, 3.0]
     assert scores.valid.tolist() == [True, False, True, True]
-    assert scores.causes == ["", "r: r0.p1/0: not scored within the time limit of 0.5 s", "", ""]
+    assert scores.causes == ["", "r: r0.p1/0: not scored within the time limit of 1 s", "", ""]
     judge.close()
 
 
@@ -55,7 +55,7 @@ def test_a_sample_that_never_ends_is_invalid_and_the_others_have_their_scores_in
 def test_scores_stay_in_order_whatever_the_number_of_processes(processes):
     texts = [str(row) for row in range(20)]
     texts[7] = texts[8] = "spin"
-    outcomes = TimeLimited("r", Stubborn(), 0.5, processes).score(inputs(*texts))
+    outcomes = TimeLimited("r", Stubborn(), 1.0, processes).score(inputs(*texts))
     assert [row for row, outcome in enumerate(outcomes) if outcome.cause] == [7, 8]
     assert all(outcome.value == row for row, outcome in enumerate(outcomes) if not outcome.cause)
 
@@ -113,7 +113,7 @@ def test_a_process_that_died_between_two_calls_is_replaced():
 
 
 def test_the_process_loads_no_torch_and_the_time_it_takes_to_start_is_no_samples_time():
-    (outcome,) = TimeLimited("r", Stubborn(), 0.1).score(inputs("torch"))
+    (outcome,) = TimeLimited("r", Stubborn(), 1.0).score(inputs("torch"))
     assert outcome.value == 0.0
 
 
@@ -231,9 +231,9 @@ def test_a_scorer_that_cannot_go_to_another_process_is_refused_at_once(monkeypat
 
 def test_a_class_may_ask_for_a_time_limit_and_the_recipe_may_give_another():
     assert WeightedScorer(Stubborn()).limit is None
-    assert WeightedScorer(Impatient()).limit == 0.5
+    assert WeightedScorer(Impatient()).limit == 1.5
     assert WeightedScorer(Impatient(), time_limit=9.0).limit == 9.0
-    assert "time limit of 0.5 s" in service(0.5, r=Impatient()).score(answered(["1", "spin"])).causes[1]
+    assert "time limit of 1.5 s" in service(0.5, r=Impatient()).score(answered(["1", "spin"])).causes[1]
 
 
 def test_a_function_of_the_current_folder_runs_under_a_time_limit(tmp_path, monkeypatch):

@@ -181,7 +181,7 @@ def test_the_time_for_all_messages_ends_the_call_and_tells_who_was_not_asked():
     with serving(lambda _m, _b: Reply("Score: 2", delay=30.0)) as server:
         scores = judge(server.url, chat={"seconds_in_all": 0.5, "concurrency": 1}).score([wrote("a"), wrote("b")])
         assert len(server.requests) == 1
-    assert "no reply within 0.5 s" in cause(scores[0])
+    assert "no reply within" in cause(scores[0])
     assert "not asked: the time for all messages, 0.5 s, is over" in cause(scores[1])
 
 

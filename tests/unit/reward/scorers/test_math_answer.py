@@ -66,12 +66,12 @@ def test_it_scores_on_any_thread_and_warns_of_nothing(caplog):
 def test_under_its_own_time_limit_a_power_tower_is_invalid_and_the_others_keep_their_scores():
     assert WeightedScorer(MathAnswer()).limit == 10.0
     texts = [r"\boxed{9^{9^{9^{9}}}}", "4", "5", r"\boxed{999999999!}"]
-    judge = service(0.5, math=WeightedScorer(MathAnswer("gold"), time_limit=1.0))
+    judge = service(0.5, math=WeightedScorer(MathAnswer("gold"), time_limit=2.0))
     scores = judge.score(answered(texts, [{"gold": "4"}] * 4))
     judge.close()
     assert scores.total.tolist()[1:3] == [1.0, 0.0]
     assert scores.valid.tolist() == [False, True, True, False]
-    assert scores.causes[0] == "math: r0.p0/0: not scored within the time limit of 1 s"
+    assert scores.causes[0] == "math: r0.p0/0: not scored within the time limit of 2 s"
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
