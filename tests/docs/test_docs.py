@@ -51,7 +51,7 @@ def test_links_lead_to_files(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_the_files_and_recipes_that_a_page_names_exist(page: Path) -> None:
     folders = {entry.name: base for base in (ROOT, ROOT / "unirl") for entry in base.iterdir()}
-    folders |= dict.fromkeys(("diffusion", "sft"), ROOT / "unirl" / "recipes")
+    folders |= dict.fromkeys(("ar", "diffusion", "sft"), ROOT / "unirl" / "recipes")
     named = re.findall(r"`([\w.]+/[\w./]*)`", page.read_text("utf-8"))
     paths = [folders[path.partition("/")[0]] / path for path in named if path.partition("/")[0] in folders]
     assert [path for path in paths if not (path.exists() or path.with_suffix(".yaml").exists())] == []

@@ -1,4 +1,4 @@
-"""Small real runs: the digits recipes with a model of 4,000 weights, a few steps, in a process that may be killed."""
+"""Small real runs: recipes with a model of a few thousand weights, a few steps, in a process that may be killed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from unirl.models.tiny import TinySD3
 from unirl.train.checkpoint import CheckpointStore
 
 SMALL = ("model.layers=1", "model.heads=1", "model.head_dim=16", "model.embedding_dim=16")
+SMALL_LANGUAGE = ("model.layers=1", "model.heads=2", "model.width=16")
 RECIPES: dict[str, tuple[str, ...]] = {
     "flow_grpo": ("diffusion/digits", "train.backend.ema={decay: 0.9}"),
     "flow_grpo_lora": ("diffusion/digits", "train.backend.lora={rank: 2, alpha: 4}", "algorithm.anchor=replay"),
     "flow_dppo": ("diffusion/digits_flow_dppo",),
     "diffusion_nft": ("diffusion/digits_nft",),
     "sft": ("sft/digits",),
+    "text_sft": ("sft/sort", "train.backend.ema={decay: 0.9}"),
+    "text_sft_lora": ("sft/sort", "train.backend.lora={rank: 2, alpha: 4}", "eval.records=null"),
+    "ar": ("ar/sort", "algorithm.kl_coef=0.01", "train.geometry={num_updates_per_batch: 2, token_budget: 100}"),
 }
 
 
@@ -31,9 +35,10 @@ def small_model(checkpoint: Path | None = None) -> TinySD3:
 
 def overrides(kind: str, output: Path, *, steps: int = 6) -> list[str]:
     """What turns the recipe of `kind` into a run of a second or two under `output`."""
+    language = RECIPES[kind][0].endswith("/sort")
     common = [
         *RECIPES[kind][1:],
-        *SMALL,
+        *(SMALL_LANGUAGE if language else SMALL),
         f"run.output={output}",
         "run.name=run",
         "run.seed=3",
@@ -43,29 +48,33 @@ def overrides(kind: str, output: Path, *, steps: int = 6) -> list[str]:
         "eval.samples_per_prompt=2",
         f"eval.every={max(steps // 2, 1)}",
     ]
-    if kind == "sft":
+    if language:
+        common += ["eval.prompts.number=4", "sampling.max_new_tokens=4"]
+    if RECIPES[kind][0].startswith("sft/"):
         return [*common, "data.batch_size=8", "train.backend.optimizer.warmup_steps=2"]
-    return [*common, "data.prompts_per_step=4", "data.samples_per_prompt=4", "sampling.steps=4"]
+    rollout = [] if language else ["sampling.steps=4"]
+    return [*common, "data.prompts_per_step=4", "data.samples_per_prompt=4", *rollout]
 
 
 def train(kind: str, output: str, steps: int = 6) -> None:
     """The run of `kind` in this process, to its end."""
-    config = load_recipe(RECIPES[kind][0], overrides(kind, Path(output), steps=steps))
-    if kind == "sft":
-        from unirl.trainer.sft import SFTTrainer
+    from unirl.trainer.domains import trainer_of
 
-        SFTTrainer(config).fit()
-    else:
-        from unirl.trainer.diffusion import DiffusionTrainer
-
-        DiffusionTrainer(config).fit()
+    trainer_of(load_recipe(RECIPES[kind][0], overrides(kind, Path(output), steps=steps))).fit()
 
 
 def processes() -> ForkServerContext:
     """Processes that start with everything imported already, so that a kill hits training and not imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["unirl.trainer.sft", "unirl.models.tiny_modules", "unirl.reward.scorers.digits", "sklearn.svm", "peft"]
+        [
+            "unirl.trainer.domains",
+            "unirl.models.tiny_modules",
+            "transformers",
+            "unirl.reward.scorers.digits",
+            "sklearn.svm",
+            "peft",
+        ]
     )
     return context
 

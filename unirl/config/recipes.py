@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import importlib.resources
 
-# What a recipe gives as `domain` (its folder, for a shipped one) -> the class of its settings, imported when needed.
+# What a recipe gives as `domain` -> the class of its settings, imported when needed.
 DOMAINS = {
     "ar": "unirl.trainer.ar.ARConfig",
     "diffusion": "unirl.trainer.diffusion.DiffusionConfig",
-    "sft": "unirl.trainer.sft.SFTConfig",
+    "sft": "unirl.trainer.flow_sft.SFTConfig",
+    "text_sft": "unirl.trainer.text_sft.TextSFTConfig",
 }
+_ENTRIES = {"text_sft": "sft"}
 
 PACKAGE = "unirl.recipes"
+
+
+def entry(domain: str) -> str:
+    """The folder of the domain's shipped recipes, and the NAME of its `python -m unirl.train_NAME`."""
+    return _ENTRIES.get(domain, domain)
 
 
 def shipped_recipes() -> dict[str, str]:
     """Names such as `diffusion/digits`, each with its description: the first comment that is no Hydra directive."""
     root = importlib.resources.files(PACKAGE)
     found: dict[str, str] = {}
-    for domain in DOMAINS:
-        for file in sorted(root.joinpath(domain).iterdir(), key=lambda file: file.name):
+    for folder in dict.fromkeys(map(entry, DOMAINS)):
+        for file in sorted(root.joinpath(folder).iterdir(), key=lambda file: file.name):
             if file.name.endswith(".yaml"):
-                found[f"{domain}/{file.name.removesuffix('.yaml')}"] = _description(file.read_text(encoding="utf-8"))
+                found[f"{folder}/{file.name.removesuffix('.yaml')}"] = _description(file.read_text(encoding="utf-8"))
     return found
 
 

@@ -13,7 +13,7 @@ from unirl.config.environment import set_environment
 from unirl.config.error import ConfigError, nearest, shown
 from unirl.config.lazy import defer_heavy_imports
 from unirl.config.load import load
-from unirl.config.recipes import DOMAINS
+from unirl.config.recipes import DOMAINS, entry
 
 
 def prepare_process() -> None:
@@ -23,9 +23,9 @@ def prepare_process() -> None:
 
 
 def load_recipe(recipe: str, overrides: Sequence[str] = (), domain: str | None = None) -> Any:
-    """The typed run config of a recipe: a `DiffusionConfig` or `SFTConfig`.
+    """The typed run config of a recipe: the class of its domain.
 
-    domain: which one the recipe must be of; None takes any
+    domain: the entrypoint that the recipe must be of; None takes any
     """
     data = compose(recipe, overrides)
     if "domain" not in data:
@@ -33,8 +33,8 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), domain: str | None =
     named = data["domain"]
     if not isinstance(named, str) or named not in DOMAINS:
         raise ConfigError(f"recipe {recipe}: domain: unknown value {shown(named)}; {nearest(named, DOMAINS)}")
-    if domain not in (None, named):
-        command = shlex.join(["python", "-m", f"unirl.train_{named}", recipe, *overrides])
+    if domain not in (None, entry(named)):
+        command = shlex.join(["python", "-m", f"unirl.train_{entry(named)}", recipe, *overrides])
         raise ConfigError(f"recipe {recipe} is of domain {named}, not {domain}; run `{command}`")
     module, _, name = DOMAINS[named].rpartition(".")
     return load(vars(importlib.import_module(module))[name], data)

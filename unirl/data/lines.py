@@ -26,6 +26,21 @@ def read_lines(path: Path, read: Callable[[str], Row]) -> tuple[list[Row], list[
     return rows, problems
 
 
+def accepted(path: Path, rows: list[Row], problems: list[str], max_bad_share: float, kind: str) -> tuple[Row, ...]:
+    """The rows. ValueError where there is none, or where more than `max_bad_share` of all are malformed."""
+    if not rows:
+        raise ValueError(f"{path} holds no usable {kind}" + (f": {problems[0]}" if problems else ""))
+    if len(problems) > max_bad_share * (len(rows) + len(problems)):
+        raise ValueError(listing(problems))
+    return tuple(rows)
+
+
+def by_reason(problems: list[str]) -> dict[str, int]:
+    """How many of the `problems` have each reason; what stands in brackets is of one row."""
+    reasons = [problem.split(": ", 1)[1].split(" (", 1)[0] for problem in problems]
+    return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+
+
 def listing(problems: list[str]) -> str:
     """The first problems, and how many there are."""
     return "\n".join([*problems[:10], f"{len(problems)} bad rows in all"])

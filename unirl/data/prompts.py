@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unirl.data.lines import json_object, listing, read_lines
+from unirl.data.lines import accepted, by_reason, json_object, read_lines
 from unirl.data.pictures import Picture, PictureFile
 from unirl.types.media import Media
 from unirl.types.sample import Part
@@ -76,19 +76,11 @@ class FilePrompts(PromptSource):
 
     def rows(self) -> tuple[PromptRow, ...]:
         rows, problems = self._parsed
-        if not rows:
-            raise ValueError(f"{self.path} holds no usable prompt" + (f": {problems[0]}" if problems else ""))
-        if len(problems) > self.max_bad_share * (len(rows) + len(problems)):
-            raise ValueError(listing(problems))
-        return tuple(rows)
+        return accepted(self.path, rows, problems, self.max_bad_share, "prompt")
 
     def skipped(self) -> dict[str, int]:
         """Malformed rows by reason."""
-        reasons: dict[str, int] = {}
-        for problem in self._parsed[1]:
-            reason = problem.split(": ", 1)[1].split(" (", 1)[0]
-            reasons[reason] = reasons.get(reason, 0) + 1
-        return reasons
+        return by_reason(self._parsed[1])
 
     @functools.cached_property
     def _parsed(self) -> tuple[list[PromptRow], list[str]]:

@@ -1,4 +1,4 @@
-"""Supervised records: pictures with captions."""
+"""Supervised records: pictures, or latents, with captions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,31 @@ from unirl.types.media import Media
 from unirl.types.sample import Part
 from unirl.types.sample_id import root_id
 from unirl.types.seed import generator
+from unirl.types.segment import CleanLatents
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """N pictures in memory. images: `(N, 3, H, W)` float32 in [0, 1]; captions: N strings."""
+    """N records in memory, of pictures or of latents.
 
-    images: torch.Tensor
+    images:   `(N, 3, H, W)` float32 in [0, 1]
+    captions: N strings
+    latents:  `(N, *latent)` float32, x_0 as the family's `encode_media` makes it
+    """
+
+    images: torch.Tensor | None
     captions: list[str]
+    latents: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        if len(self.images) != len(self.captions) or not self.captions:
-            raise ValueError(f"{len(self.images)} images and {len(self.captions)} captions are no data set")
+        if (self.images is None) == (self.latents is None):
+            raise ValueError("records are either pictures or latents")
+        found = [
+            (name, rows) for name, rows in (("images", self.images), ("latents", self.latents)) if rows is not None
+        ]
+        for name, rows in found:
+            if len(rows) != len(self.captions) or not self.captions:
+                raise ValueError(f"{len(rows)} {name} and {len(self.captions)} captions are no data set")
 
 
 class RecordSource(ABC):
@@ -70,22 +83,40 @@ class ImageFolder(RecordSource):
 
     @functools.cached_property
     def _rows(self) -> list[tuple[Path, str]]:
-        rows, problems = read_lines(self.path, self._row)
-        if problems:
-            raise ValueError(listing(problems))
-        if not rows:
-            raise ValueError(f"{self.path} is empty; give at least one record")
-        return rows
+        return _captioned_files(self.path, "image")
 
-    def _row(self, line: str) -> tuple[Path, str]:
-        match json_object(line):
-            case {"image": str(image), "caption": str(caption)}:
-                picture = self.path.parent / image
-                if not picture.is_file():
-                    raise ValueError(f"there is no image {picture}")
-                return picture, caption
-            case _:
-                raise ValueError("a row is an object with strings 'image' and 'caption'")
+
+@dataclasses.dataclass(frozen=True)
+class LatentFolder(RecordSource):
+    """A `.jsonl` file of `{"latents": path relative to it, "caption": text}`: latents that were computed before.
+
+    Each path is a safetensors file of one tensor named `latents`, x_0 of one record as the family's `encode_media`
+    makes it (scaled and shifted, without a batch axis); all are of the shape that `sampling` asks for.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if not self.path.is_file():
+            raise ValueError(f"there is no record file {self.path}")
+        _ = self._rows
+
+    def count(self) -> int:
+        return len(self._rows)
+
+    def load(self) -> Records:
+        latents = [_latents(path) for path, _ in self._rows]
+        for (path, _), one in zip(self._rows, latents, strict=True):
+            if one.shape != latents[0].shape:
+                first, own = tuple(latents[0].shape), tuple(one.shape)
+                raise ValueError(
+                    f"{self.path}: all latents must be of one shape: {path} has {own}, the first one {first}"
+                )
+        return Records(None, [caption for _, caption in self._rows], torch.stack(latents))
+
+    @functools.cached_property
+    def _rows(self) -> list[tuple[Path, str]]:
+        return _captioned_files(self.path, "latents")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,5 +148,43 @@ class RecordSampler:
         return Part(
             ids=[root_id(batch, row) for row in range(self.count)],
             metadata=[{} for _ in rows],
-            media=Media(texts=captions, images=self.records.images[rows]),
+            media=Media(texts=captions, images=None if self.records.images is None else self.records.images[rows]),
+            segment=None if self.records.latents is None else CleanLatents(latents=self.records.latents[rows]),
         )
+
+
+def _captioned_files(path: Path, key: str) -> list[tuple[Path, str]]:
+    """The rows `{key: file relative to path, "caption": text}` of a file, at least one; their files exist."""
+    rows, problems = read_lines(path, functools.partial(_captioned_file, path.parent, key))
+    if problems:
+        raise ValueError(listing(problems))
+    if not rows:
+        raise ValueError(f"{path} is empty; give at least one record")
+    return rows
+
+
+def _captioned_file(folder: Path, key: str, line: str) -> tuple[Path, str]:
+    row = json_object(line)
+    name, caption = (row.get(field) for field in (key, "caption"))
+    if not isinstance(name, str) or not isinstance(caption, str):
+        raise ValueError(f"a row is an object with strings '{key}' and 'caption'")
+    file = folder / name
+    if not file.is_file():
+        raise ValueError(f"there is no {key} {file}")
+    return file, caption
+
+
+def _latents(path: Path) -> torch.Tensor:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read as safetensors ({error})") from error
+    if set(found) != {"latents"}:
+        raise ValueError(f"{path} must hold one tensor named 'latents', it holds {sorted(found)}")
+    latents = found["latents"].float()
+    if not latents.isfinite().all():
+        raise ValueError(f"{path} holds values that are not finite")
+    return latents

@@ -12,7 +12,6 @@ from unirl.models.language.log_probs import Support, token_log_probs
 from unirl.models.language.writer import Writer
 from unirl.types.condition import PromptTokens
 from unirl.types.sample import Part
-from unirl.types.sample_id import parent_id
 from unirl.types.sampling import ARSamplingParams
 from unirl.types.segment import TextSegment
 
@@ -153,7 +152,7 @@ class _Asked:
     @classmethod
     def of(cls, part: Part, prompts: PromptTokens) -> _Asked:
         """Siblings have the prompt of their parent, so the first of them stands for all."""
-        names = [parent_id(sample_id) for sample_id in part.ids] if part.generated else part.ids
+        names = part.prompt_ids
         number = {name: place for place, name in enumerate(dict.fromkeys(names))}
         distinct = prompts.select([names.index(name) for name in number]).to("cpu")
         parents = torch.tensor([number[name] for name in names])

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, final
 import torch
 
 from unirl.models.language.attention import Layout
+from unirl.models.language.trained import TrainedTokens
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding, PromptTokens
+from unirl.types.conversation import Conversation, Turns
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -141,6 +143,13 @@ class LanguageFamily(Family):
     @abstractmethod
     def tokenize(self, bundle: Bundle, prompts: Media) -> PromptTokens:
         """One row a prompt, as the model is asked for a response: chat template, placeholders of pictures expanded."""
+
+    @abstractmethod
+    def conversation(self, bundle: Bundle, messages: Conversation, turns: Turns) -> TrainedTokens:
+        """A conversation for supervised training: what `tokenize` makes of its start, and the turns to learn.
+
+        turns: of the assistant, which ones. ValueError where the model cannot be shown the conversation as it is.
+        """
 
     @abstractmethod
     def positions(self, bundle: Bundle, prompts: PromptTokens) -> tuple[torch.Tensor, torch.Tensor]:

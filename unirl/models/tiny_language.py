@@ -10,8 +10,11 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, Facts
+from unirl.models.language.chat import plain
+from unirl.models.language.trained import TrainedTokens
 from unirl.models.language.transformers_lm import TransformersLM, packed
 from unirl.types.condition import PromptTokens
+from unirl.types.conversation import Conversation, Turns
 from unirl.types.media import Media
 from unirl.types.seed import derive_seed
 
@@ -83,10 +86,22 @@ class TinyLM(TransformersLM):
 
     def tokenize(self, bundle: Bundle, prompts: Media) -> PromptTokens:
         for text in prompts.required_texts:
-            unknown = sorted(set(text) - set(self.characters))
-            if unknown or not text:
-                raise ValueError(f"the prompt {text!r} must be of the characters {self.characters!r}, it has {unknown}")
+            self._refuse_unknown("prompt", text)
         return packed([bundle.processors["tokenizer"](text)["input_ids"] for text in prompts.required_texts])
+
+    def conversation(self, bundle: Bundle, messages: Conversation, turns: Turns) -> TrainedTokens:
+        whole = plain(messages)
+        self._refuse_unknown("prompt", messages[0].text)
+        self._refuse_unknown("conversation", whole.text)
+        [(start, end)] = whole.spans
+        number = {character: token for token, character in enumerate(self.characters)}
+        tokens = [*(number[character] for character in whole.text), len(self.characters)]
+        return TrainedTokens(tokens, [False] * start + [True] * (end - start + 1))
+
+    def _refuse_unknown(self, name: str, text: str) -> None:
+        unknown = sorted(set(text) - set(self.characters))
+        if unknown or not text:
+            raise ValueError(f"the {name} {text!r} must be of the characters {self.characters!r}, it has {unknown}")
 
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -197,7 +197,7 @@ def _algorithm(settings: dict[str, Any]) -> str:
     """The algorithm's name as the subject of a sentence."""
     if "algorithm._target_" in settings:
         return str(settings["algorithm._target_"]).rpartition(".")[2]
-    return "Supervised fine-tuning" if "domain" in settings and settings["domain"] == "sft" else "The run"
+    return "Supervised fine-tuning" if "domain" in settings and settings["domain"] in ("sft", "text_sft") else "The run"
 
 
 def _subtitle(settings: dict[str, Any], history: History, info: dict[str, Any] | None) -> list[str]:

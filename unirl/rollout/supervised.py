@@ -29,6 +29,20 @@ class SupervisedEncoder(Remote):
         """A given Part with its targets."""
         assert part.media is not None, "a supervised part carries media"
         with torch.no_grad():
-            latents = self._stage.family.encode_media(self._stage.bundle, part.media, self._sampling).float()
+            latents = self._latents(part)
             conditions = self._pipeline.encode(part.media, self._sampling)
         return part.with_targets(segment=CleanLatents(latents=latents), conditions=conditions)
+
+    def _latents(self, part: Part) -> torch.Tensor:
+        """x_0 of the pictures, or what was given as such."""
+        family, bundle = self._stage.family, self._stage.bundle
+        if not isinstance(part.segment, CleanLatents):
+            assert part.media is not None, "a record without latents has a picture"
+            return family.encode_media(bundle, part.media, self._sampling).float()
+        given, wanted = tuple(part.segment.latents.shape[1:]), family.latent_shape(bundle, self._sampling)
+        if given != wanted:
+            raise ValueError(
+                f"the latents of the records have the shape {given}; for sampling of {self._sampling.height} x "
+                f"{self._sampling.width} {type(family).__name__} makes {wanted}"
+            )
+        return part.segment.latents.to(bundle.device)

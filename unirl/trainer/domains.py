@@ -5,9 +5,10 @@ from __future__ import annotations
 from unirl.trainer.ar import ARConfig, ARTrainer
 from unirl.trainer.base import Trainer
 from unirl.trainer.diffusion import DiffusionConfig, DiffusionTrainer
-from unirl.trainer.sft import SFTConfig, SFTTrainer
+from unirl.trainer.flow_sft import FlowSFTTrainer, SFTConfig
+from unirl.trainer.text_sft import TextSFTConfig, TextSFTTrainer
 
-RunnableConfig = ARConfig | DiffusionConfig | SFTConfig
+RunnableConfig = ARConfig | DiffusionConfig | SFTConfig | TextSFTConfig
 
 
 def trainer_of(config: RunnableConfig) -> Trainer:
@@ -18,4 +19,6 @@ def trainer_of(config: RunnableConfig) -> Trainer:
         case DiffusionConfig():
             return DiffusionTrainer(config)
         case SFTConfig():
-            return SFTTrainer(config)
+            return FlowSFTTrainer(config)
+        case TextSFTConfig():
+            return TextSFTTrainer(config)

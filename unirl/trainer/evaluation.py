@@ -105,10 +105,17 @@ class Evaluation:
     rewards: torch.Tensor
     prompts: list[str]
 
+    @classmethod
+    def of_figures(cls, metrics: dict[str, float]) -> Evaluation:
+        """Figures without samples."""
+        return cls(metrics, Media(texts=[]), torch.zeros(0), [])
+
     def save_media(self, folder: RunFolder, step: int) -> None:
         """A grid with a prompt a column and a noise a row, the first evaluation's pictures above these, and clips."""
         from safetensors.torch import load_file, save
 
+        if not self.prompts:
+            return
         samples = len(self.rewards) // len(self.prompts)
         for prompt in range(min(len(self.prompts), _CLIPS)):
             write_clips(self.media, prompt * samples, folder.samples / f"eval_{step:06d}_prompt_{prompt}")

@@ -9,8 +9,8 @@ from unirl.config.compose import text_setting
 from unirl.config.run import load_recipe
 from unirl.observability.metrics import read
 from unirl.trainer.diffusion import DiffusionTrainer
+from unirl.trainer.flow_sft import FlowSFTTrainer
 from unirl.trainer.restore import export_run
-from unirl.trainer.sft import SFTTrainer
 
 PLAN = """\
 UniRL quickstart: teach a small text-to-image model to draw the digit that was asked for. Two minutes on a laptop CPU.
@@ -47,7 +47,7 @@ class Outcome:
 def run_quickstart(output: Path, seed: int) -> Outcome:
     """Both stages under `output`, each resumable; a finished stage is not done again."""
     common = [text_setting("run.output", output), f"run.seed={seed}"]
-    base_run = SFTTrainer(load_recipe("sft/digits", [*common, "run.name=base"])).fit()
+    base_run = FlowSFTTrainer(load_recipe("sft/digits", [*common, "run.name=base"])).fit()
     base = output / "base-model"
     if not base.exists():
         export_run(base_run, base)

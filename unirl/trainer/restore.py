@@ -20,13 +20,12 @@ from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.export import refuse_taken
-from unirl.trainer.ar import ARConfig
 from unirl.trainer.domains import RunnableConfig
-from unirl.trainer.sft import SFTConfig
+from unirl.trainer.sft import SupervisedConfig
 from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
 from unirl.types.sample_id import root_id
-from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
+from unirl.types.sampling import ARSamplingParams, DiffusionSamplingParams, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +87,7 @@ def sample_run(
 ) -> Media:
     """`per_prompt` samples of each prompt from the weights of a run, sampled as in the run (pictures by the ODE)."""
     with restored(run, step) as found:
-        pipeline = ARPipeline if isinstance(found.config, ARConfig) else DiffusionPipeline
+        pipeline = ARPipeline if isinstance(found.config.sampling, ARSamplingParams) else DiffusionPipeline
         own = Trainside(weights=_chosen(found, weights))
         engine = found.slab.spawn(TrainsideEngine, found.backend, own, pipeline)
         filled = engine.generate(_request(prompts, per_prompt, found.config.sampling, seed))
@@ -111,6 +110,6 @@ def _chosen(found: Restored, weights: Literal["live", "ema"] | None) -> Literal[
 
 
 def _default_weights(config: RunnableConfig) -> Literal["live", "ema"]:
-    if isinstance(config, SFTConfig):
-        return "live" if config.train.backend.ema is None else "ema"
+    if isinstance(config, SupervisedConfig):
+        return config.shown_weights
     return config.rollout.weights

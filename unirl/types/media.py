@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from unirl.types.batch import Rows, dense, listed, shared
+from unirl.types.conversation import Conversation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,6 +19,7 @@ class Media(Rows):
     sources:    N lists of pictures `(3, H, W)` in [0, 1] that a prompt comes with (editing, image-to-video)
     videos:     `(N, F, 3, H, W)` float32 in [0, 1]; fps: frames a second
     audio:      `(N, channels, samples)` float32 in [-1, 1]; audio_rate: samples a second
+    conversations: N conversations, for supervised training of a language model
     """
 
     texts: list[str] | None = listed(None)
@@ -27,6 +29,7 @@ class Media(Rows):
     fps: float | None = shared(None)
     audio: torch.Tensor | None = dense(None)
     audio_rate: int | None = shared(None)
+    conversations: list[Conversation] | None = listed(None)
 
     @property
     def required_texts(self) -> list[str]:

@@ -70,6 +70,11 @@ class Part(Rows):
         return self.sampling is not None
 
     @property
+    def prompt_ids(self) -> list[str]:
+        """The id of the prompt of each row: its parent's, of a given row its own."""
+        return [parent_id(sample_id) for sample_id in self.ids] if self.generated else self.ids
+
+    @property
     def filled(self) -> bool:
         """True when content is there."""
         return self.media is not None

@@ -32,6 +32,7 @@ def test_the_seed_says_which_captions_are_wrong() -> None:
 
 def test_pictures_are_half_a_in_three_equal_channels() -> None:
     images = DigitCaptions().load().images
+    assert images is not None
     assert images.shape == (898, 3, 8, 8)
     assert torch.equal(images[:, 0], torch.tensor(digit_halves()[0]))
     assert torch.equal(images, images[:, :1].expand(-1, 3, -1, -1))

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
-from unirl.data.records import ImageFolder, Records, RecordSampler
+from unirl.data.records import ImageFolder, LatentFolder, Records, RecordSampler
 from unirl.types.media import Media
+from unirl.types.segment import CleanLatents
 
 RED = (255, 0, 0)
 
@@ -44,6 +46,7 @@ def record_file(folder: Path, *lines: str) -> Path:
 def test_a_picture_is_read_as_floats_in_0_1_and_resized_to_a_square(tmp_path: Path) -> None:
     found = ImageFolder(record_file(tmp_path, '{"image": "red.png", "caption": "a red one"}'), size=8).load()
     assert found.captions == ["a red one"]
+    assert found.images is not None
     assert found.images.dtype == torch.float32
     assert torch.equal(found.images, torch.tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1).expand(1, 3, 8, 8))
 
@@ -53,7 +56,9 @@ def test_an_image_path_is_relative_to_the_file_that_names_it(tmp_path: Path) -> 
     inner.mkdir()
     path = record_file(inner, '{"image": "../outer.png", "caption": ""}')
     Image.new("RGB", (2, 2)).save(tmp_path / "outer.png")
-    assert ImageFolder(path, size=2).load().images.max() == 0.0
+    images = ImageFolder(path, size=2).load().images
+    assert images is not None
+    assert images.max() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,57 @@ def test_records_are_pairs_of_picture_and_caption() -> None:
         Records(torch.zeros(2, 3, 4, 4), ["one"])
     with pytest.raises(ValueError, match="0 images and 0 captions"):
         Records(torch.zeros(0, 3, 4, 4), [])
+    with pytest.raises(ValueError, match="1 latents and 0 captions"):
+        Records(None, [], torch.zeros(1, 4))
+    for images, latents in ((None, None), (torch.zeros(1, 3, 4, 4), torch.zeros(1, 4))):
+        with pytest.raises(ValueError, match="records are either pictures or latents"):
+            Records(images, ["one"], latents)
+
+
+# Latents
+
+
+def latent_file(folder: Path, *latents: torch.Tensor, name: str = "latents") -> Path:
+    for number, one in enumerate(latents):
+        save_file({name: one}, folder / f"{number}.safetensors")
+    path = folder / "records.jsonl"
+    rows = [f'{{"latents": "{number}.safetensors", "caption": "number {number}"}}' for number in range(len(latents))]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_latents_come_from_files_as_they_are_and_keep_their_captions(tmp_path: Path) -> None:
+    given = [torch.full((4, 2, 2), float(number)).to(torch.bfloat16) for number in range(3)]
+    source = LatentFolder(latent_file(tmp_path, *given))
+    assert source.count() == 3
+    drawn = RecordSampler(source.load(), count=3, seed=0).draw(0)
+    assert isinstance(drawn.segment, CleanLatents)
+    assert drawn.segment.latents.dtype == torch.float32
+    assert drawn.media is not None
+    assert drawn.media.images is None
+    assert drawn.media.texts == [f"number {int(level)}" for level in drawn.segment.latents[:, 0, 0, 0]]
+
+
+def test_latents_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
+    def loaded(*latents: torch.Tensor, name: str = "latents") -> Records:
+        return LatentFolder(latent_file(tmp_path, *latents, name=name)).load()
+
+    with pytest.raises(
+        ValueError, match=r"all latents must be of one shape: .*1\.safetensors has \(4, 3\), the first .* \(4, 2\)"
+    ):
+        loaded(torch.zeros(4, 2), torch.zeros(4, 3))
+    with pytest.raises(ValueError, match=r"must hold one tensor named 'latents', it holds \['x'\]"):
+        loaded(torch.zeros(4, 2), name="x")
+    with pytest.raises(ValueError, match="holds values that are not finite"):
+        loaded(torch.full((4,), torch.nan))
+    (tmp_path / "0.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="cannot be read as safetensors"):
+        LatentFolder(tmp_path / "records.jsonl").load()
+    (tmp_path / "0.safetensors").unlink()
+    with pytest.raises(ValueError, match=r":1: there is no latents .*0\.safetensors"):
+        LatentFolder(tmp_path / "records.jsonl")
+    with pytest.raises(ValueError, match="there is no record file"):
+        LatentFolder(tmp_path / "none.jsonl")
 
 
 # Batches

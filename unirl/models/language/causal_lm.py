@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from unirl.models.base import Bundle, Facts
+from unirl.models.language.chat import (
+    RewrittenTurnsError,
+    as_mapping,
+    marked_tokens,
+    plain_tokens,
+    rendered,
+    trained_tokens,
+)
+from unirl.models.language.trained import TrainedTokens
 from unirl.models.language.transformers_lm import TransformersLM, packed
 from unirl.types.condition import PromptTokens
+from unirl.types.conversation import Conversation, Message, Turns
 from unirl.types.media import Media
 
 
@@ -62,16 +73,41 @@ class CausalLM(TransformersLM):
             self._refuse_length(text, row)
         return packed(rows)
 
+    def conversation(self, bundle: Bundle, messages: Conversation, turns: Turns) -> TrainedTokens:
+        if any(message.pictures for message in messages):
+            raise ValueError("the conversation has pictures, which a CausalLM does not see: take a VisionLanguage")
+        tokenizer, ends = bundle.processors["tokenizer"], self.end_tokens(bundle)
+        if self._plain(tokenizer):
+            return plain_tokens(tokenizer, messages, _end(tokenizer, ends))
+        messages = self._with_system(messages)
+        try:
+            whole = rendered(partial(self._render, tokenizer), messages, turns)
+        except RewrittenTurnsError:
+            marked = marked_tokens(tokenizer, messages, turns, ends, **self.template_arguments)
+            if marked is None:
+                raise
+            return marked
+        return trained_tokens(tokenizer, whole, ends)
+
     def _prompt(self, tokenizer: Any, text: str) -> list[int]:
-        if self.template == "plain" or (self.template == "auto" and tokenizer.chat_template is None):
+        if self._plain(tokenizer):
             return tokenizer(text)["input_ids"]
-        messages = [{"role": "user", "content": text}]
-        if self.system is not None:
-            messages.insert(0, {"role": "system", "content": self.system})
-        rendered = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, **self.template_arguments
+        messages = self._with_system((Message("user", (text,)),))
+        opened = self._render(tokenizer, [as_mapping(message) for message in messages], True)
+        return tokenizer(opened, add_special_tokens=False)["input_ids"]
+
+    def _plain(self, tokenizer: Any) -> bool:
+        return self.template == "plain" or (self.template == "auto" and tokenizer.chat_template is None)
+
+    def _with_system(self, messages: Conversation) -> Conversation:
+        """A system message of the conversation's own comes before that of the settings."""
+        given = self.system is None or messages[0].role == "system"
+        return messages if given else (Message("system", (self.system or "",)), *messages)
+
+    def _render(self, tokenizer: Any, messages: list[dict[str, Any]], opening: bool) -> str:
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=opening, tokenize=False, **self.template_arguments
         )
-        return tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
     def _refuse_length(self, text: str, row: list[int]) -> None:
         shown = text if len(text) <= 60 else f"{text[:60]}..."
@@ -81,3 +117,12 @@ class CausalLM(TransformersLM):
             raise ValueError(
                 f"the prompt {shown!r} has {len(row)} tokens, more than max_prompt_tokens={self.max_prompt_tokens}"
             )
+
+
+def _end(tokenizer: Any, ends: tuple[int, ...]) -> int:
+    """What a response without a chat template ends with."""
+    if tokenizer.eos_token_id is not None:
+        return tokenizer.eos_token_id
+    if not ends:
+        raise ValueError("neither the tokenizer nor the model names an end token: responses would never end")
+    return ends[0]

@@ -8,7 +8,6 @@ import torch
 
 from unirl.types.condition import PromptTokens
 from unirl.types.sample import Part
-from unirl.types.sample_id import parent_id
 from unirl.types.seed import generator
 from unirl.types.segment import TextSegment
 
@@ -73,7 +72,7 @@ class TokenGeometry(Geometry):
         assert isinstance(part.segment, TextSegment), "a token budget counts the tokens of responses"
         assert isinstance(part.conditions, PromptTokens), "a token budget counts the tokens of prompts"
         prompts, responses = part.conditions.lengths.tolist(), part.segment.lengths.tolist()
-        parents = [parent_id(sample_id) for sample_id in part.ids]
+        parents = part.prompt_ids
         first = {parent: place for place, parent in reversed(list(enumerate(parents[row] for row in rows.tolist())))}
         order = sorted(rows.tolist(), key=lambda row: first[parents[row]])
         if self.token_budget is None:
