@@ -5,6 +5,7 @@
 | CUDA_VISIBLE_DEVICES | read        | empty or -1 hides all devices: the machine counts as one without CUDA |
 | OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them would only wait |
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
+| XDG_CACHE_HOME       | read        | the user's cache, where unpacked checkpoints are kept; ~/.cache unless it is set |
 
 What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`.
 """
@@ -30,3 +31,9 @@ def has_accelerator() -> bool:
     if "CUDA_VISIBLE_DEVICES" in os.environ and os.environ["CUDA_VISIBLE_DEVICES"] in ("", "-1"):
         return False
     return any(driver.exists() for driver in _DRIVERS)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept, for all runs of a user."""
+    base = os.environ["XDG_CACHE_HOME"] if os.environ.get("XDG_CACHE_HOME") else Path.home() / ".cache"
+    return Path(base, "unirl")
