@@ -5,9 +5,14 @@
 | CUDA_VISIBLE_DEVICES | read        | empty or -1 hides all devices: the machine counts as one without CUDA |
 | OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them would only wait |
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
+<<<<<<< HEAD
 | XDG_CACHE_HOME       | read        | the user's cache, where unpacked checkpoints are kept; ~/.cache unless it is set |
+=======
+| named by a recipe    | read        | a secret, such as `Judge.token_variable`: only its name is ever written down |
+>>>>>>> main
 
-What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`.
+What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`, and `config.yaml` shows
+what they read.
 """
 
 from __future__ import annotations
@@ -24,6 +29,16 @@ def set_environment() -> None:
     if not has_accelerator():
         for name, value in _CPU_THREADS.items():
             os.environ.setdefault(name, value)
+
+
+def secret(name: str) -> str:
+    """The token in a variable that a recipe names; ValueError, which does not show it, where there is none."""
+    if not os.environ.get(name):
+        raise ValueError(f"environment variable {name} is not set: put the token there")
+    value = os.environ[name]
+    if not value.isascii() or any(character.isspace() or not character.isprintable() for character in value):
+        raise ValueError(f"environment variable {name} holds blanks or characters that no token has")
+    return value
 
 
 def has_accelerator() -> bool:

@@ -58,7 +58,7 @@ class Facts:
     checkpoints:      hub ids
     parameters:       of the transformer, in the order of the checkpoints
     licence:          of the weights; gated: the hub asks for consent first
-    guidance:         which form, in a few words
+    guidance:         of a diffusion model, which form in a few words
     needs:            packages beside ours that the family cannot do without
     context_parallel, tensor_parallel: whether the library ships a plan
     advice:           recommended RL settings, or what to know
@@ -68,7 +68,7 @@ class Facts:
     checkpoints: tuple[str, ...]
     parameters: str
     licence: str
-    guidance: str
+    guidance: str = ""
     gated: bool = False
     needs: tuple[str, ...] = ()
     context_parallel: bool = False

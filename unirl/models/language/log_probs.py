@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-Head = Callable[[torch.Tensor], torch.Tensor]
 _LARGEST_CHUNK = 2**23  # logits at a time: 32 MiB in float32
 
 
@@ -21,7 +20,7 @@ class Support:
 
 def token_log_probs(
     hidden: torch.Tensor,
-    head: Head,
+    head: Callable[[torch.Tensor], torch.Tensor],
     targets: torch.Tensor,
     *,
     temperature: float,
@@ -47,7 +46,11 @@ def token_log_probs(
 
 
 def _chunk(
-    head: Head, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, support: Support | None
+    head: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    support: Support | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from torch.utils.checkpoint import checkpoint
 
