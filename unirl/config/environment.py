@@ -6,7 +6,7 @@
 | OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them would only wait |
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
 <<<<<<< HEAD
-| XDG_CACHE_HOME       | read        | the user's cache, where unpacked checkpoints are kept; ~/.cache unless it is set |
+| XDG_CACHE_HOME       | read        | where unpacked checkpoints are kept (in `unirl/`); ~/.cache unless it is set |
 =======
 | named by a recipe    | read        | a secret, such as `Judge.token_variable`: only its name is ever written down |
 >>>>>>> main

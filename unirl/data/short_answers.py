@@ -36,9 +36,9 @@ _FACTS = (
         "baby babies, leaf leaves, city cities, knife knives, goose geese, bus buses, book books",
     ),
     (
-        "What is the colour of {}?",
-        "grass green, snow white, blood red, coal black, bananas yellow, milk white, leaves green, tomatoes red, "
-        "lemons yellow, strawberries red, salt white, spinach green",
+        "What color is {}?",
+        "grass green, snow white, blood red, coal black, butter yellow, milk white, spinach green, gold yellow, "
+        "ketchup red, salt white, chocolate brown, cotton white",
     ),
     (
         "What is the past tense of {}?",
