@@ -46,14 +46,15 @@ _FACTS = (
         "swim swam, buy bought, think thought, walk walked, play played, break broke",
     ),
 )
+_ASKED = "Answer with one word."
 _HELD_OUT = 4  # every fourth row is held out
 
 
 @dataclasses.dataclass(frozen=True)
 class ShortAnswers(PromptSource):
-    """Prompts such as "What is the capital of France?"; the metadata has the answer, "Paris".
+    """Prompts such as "What is the capital of France? Answer with one word."; the metadata has the answer, "Paris".
 
-    part: 105 rows to train on, or the 35 others
+    part: 93 rows to train on, or the 31 others
     """
 
     part: Literal["train", "held_out"] = "train"
@@ -64,6 +65,8 @@ class ShortAnswers(PromptSource):
 
     def rows(self) -> tuple[PromptRow, ...]:
         pairs = [(question, *fact.split()) for question, facts in _FACTS for fact in facts.split(", ")]
-        rows = [PromptRow(question.format(thing), {"answer": answer}) for question, thing, answer in pairs]
+        rows = [
+            PromptRow(f"{question.format(thing)} {_ASKED}", {"answer": answer}) for question, thing, answer in pairs
+        ]
         held_out = self.part == "held_out"
         return tuple(row for number, row in enumerate(rows) if (number % _HELD_OUT == 0) == held_out)

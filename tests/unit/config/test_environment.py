@@ -41,3 +41,10 @@ def test_hidden_devices_do_not_count(drivers: Path, monkeypatch: pytest.MonkeyPa
     drivers.touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert environment.has_accelerator() is seen
+
+
+def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert environment.cache_folder() == tmp_path / "unirl"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert environment.cache_folder() == Path.home() / ".cache" / "unirl"

@@ -156,7 +156,7 @@ def test_texts_before_and_after_stand_side_by_side_with_their_rewards(tmp_path: 
     text = write_report(folder.path).read_text()
     shown = Page(text).text
     assert "&lt;b&gt;Lyon&lt;/b&gt;" in text
-    assert "before (step 0) step 4 The capital of France? 0 <b>Lyon</b> 0.250 word word" in shown
+    assert "before (step 0) after (step 4) The capital of France? 0 <b>Lyon</b> 0.250 word word" in shown
     assert shown.count("word") == 60, "what is folded away is on the page, once"
     assert "<details><summary>word" in text
     assert "1.5 Paris none empty" in shown
