@@ -91,6 +91,7 @@ def test_right_answers_to_questions_never_trained_on_become_far_more_frequent(
     evaluations: list[dict[str, Any]],
 ) -> None:
     before, after = evaluations[0], evaluations[-1]
-    assert before["eval/right"] < 0.25
-    assert after["eval/right"] - before["eval/right"] > 0.25
-    assert after["eval/reward"] - before["eval/reward"] > 0.5
+    # A success is a text that is the right word and nothing else.
+    assert before["eval/pass@1"] < 0.05
+    assert after["eval/pass@1"] > 0.2
+    assert after["eval/reward"] - before["eval/reward"] > 0.6

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,7 +58,7 @@ def _convert(package: Package, source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     logger.warning("dequantizing %s into %s, once", package.file, folder)
-    quantized = AutoModelForCausalLM.from_pretrained(source, gguf_file=package.file, dtype=torch.float32)
+    quantized: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=package.file, dtype=torch.float32)
     # `save_pretrained` refuses a model that came out of a quantizer: the same weights in one that did not.
     del quantized.config.quantization_config
     model = AutoModelForCausalLM.from_config(quantized.config)
