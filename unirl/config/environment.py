@@ -5,11 +5,8 @@
 | CUDA_VISIBLE_DEVICES | read        | empty or -1 hides all devices: the machine counts as one without CUDA |
 | OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them would only wait |
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
-<<<<<<< HEAD
-| XDG_CACHE_HOME       | read        | where unpacked checkpoints are kept (in `unirl/`); ~/.cache unless it is set |
-=======
 | named by a recipe    | read        | a secret, such as `Judge.token_variable`: only its name is ever written down |
->>>>>>> main
+| XDG_CACHE_HOME       | read        | where caches lie; unset or empty means `~/.cache` |
 
 What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`, and `config.yaml` shows
 what they read.
@@ -49,6 +46,6 @@ def has_accelerator() -> bool:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept, for all runs of a user."""
-    base = os.environ["XDG_CACHE_HOME"] if os.environ.get("XDG_CACHE_HOME") else Path.home() / ".cache"
-    return Path(base, "unirl")
+    """What UniRL can make again, such as checkpoints that it has unpacked; it need not be there."""
+    named = "XDG_CACHE_HOME" in os.environ and os.environ["XDG_CACHE_HOME"]
+    return (Path(named) if named else Path.home() / ".cache") / "unirl"

@@ -144,9 +144,9 @@ def page() -> str:
 
 
 def _is_family(cls: object, module: str) -> bool:
-    """Whether it is a concrete family that this module defines, not one that it imports."""
+    """Whether it is a family with facts that this module defines: not imported, and no base of several."""
     own = isinstance(cls, type) and issubclass(cls, base.Family) and cls.__module__ == module
-    return own and not inspect.isabstract(cls)
+    return own and "facts" in vars(cls)
 
 
 def _path(family: Family) -> str:

@@ -40,6 +40,11 @@ class ScorerInput:
         return self.image
 
     @property
+    def frames(self) -> np.ndarray:
+        """What a scorer of pictures looks at, `(F, H, W, 3)`: the video's frames, or the image as the only one."""
+        return self.picture[None] if self.video is None else self.video
+
+    @property
     def written(self) -> str:
         """The text of a scorer that needs one; ValueError without."""
         if self.text is None:

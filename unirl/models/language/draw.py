@@ -44,7 +44,8 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: ARSamplingParams
     tokens = torch.searchsorted(cumulative, uniform.to(logits.device)[:, None] * total, right=True)[:, 0]
     # u * total may round up to the total: then the last token that has any probability.
     last = torch.searchsorted(cumulative, total)[:, 0]
-    tokens = torch.minimum(tokens, last)
+    # NaN logits have neither; whichever token stands for it carries their NaN, which refuses the optimizer step.
+    tokens = torch.minimum(tokens, last).clamp(max=logits.shape[-1] - 1)
     return Drawn(tokens, log_probs.gather(1, tokens[:, None])[:, 0], kept)
 
 

@@ -32,15 +32,14 @@ def token_log_probs(
     hidden: `(T, D)`; head: hidden states to logits; targets: `(T,)`. The logits of a chunk are computed again in the
     backward. Returns `(T,)` float32 twice; the entropy carries no gradient.
     """
-    size = max(_LARGEST_CHUNK // vocabulary, 1)
-    pieces = [
-        _chunk(head, rows, own, temperature, kept)
-        for rows, own, kept in zip(
-            hidden.split(size), targets.split(size), _split(support, len(targets), size), strict=True
-        )
-    ]
-    if not pieces:
+    if len(targets) == 0:
         return hidden.new_zeros(0, dtype=torch.float32), hidden.new_zeros(0, dtype=torch.float32)
+    size = max(_LARGEST_CHUNK // vocabulary, 1)
+    rows = hidden.split(size)  # of no token at all it is one empty piece
+    pieces = [
+        _chunk(head, own, wanted, temperature, kept)
+        for own, wanted, kept in zip(rows, targets.split(size), _split(support, len(rows), size), strict=True)
+    ]
     log_probs, entropies = zip(*pieces, strict=True)
     return torch.cat(log_probs), torch.cat(entropies)
 
@@ -76,9 +75,9 @@ def _restricted(logits: torch.Tensor, support: Support) -> torch.Tensor:
     return outside.index_put((rows, support.tokens), logits[rows, support.tokens])
 
 
-def _split(support: Support | None, tokens: int, size: int) -> list[Support | None]:
+def _split(support: Support | None, pieces: int, size: int) -> list[Support | None]:
     if support is None:
-        return [None] * len(range(0, tokens, size))
+        return [None] * pieces
     sizes = support.sizes.split(size)
     kept = support.tokens.split([int(piece.sum()) for piece in sizes])
     return [Support(own, piece) for own, piece in zip(kept, sizes, strict=True)]

@@ -48,6 +48,10 @@ class TransformersLM(LanguageFamily):
         model: Any = bundle.transformer
         return model.get_output_embeddings().weight.shape[0]
 
+    def hidden_size(self, bundle: Bundle) -> int:
+        model: Any = bundle.transformer
+        return model.get_output_embeddings().weight.shape[1]
+
     def end_tokens(self, bundle: Bundle) -> tuple[int, ...]:
         model: Any = bundle.transformer
         named = [model.generation_config.eos_token_id, bundle.processors["tokenizer"].eos_token_id]
@@ -61,7 +65,7 @@ class TransformersLM(LanguageFamily):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         model: Any = bundle.transformer
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.training = True  # of the layer alone: the library recomputes in training mode only
