@@ -39,30 +39,39 @@ class SortPrompts(PromptSource):
 
 @dataclasses.dataclass(frozen=True)
 class SortExamples(ConversationSource):
-    """The prompts of `SortPrompts` with a response each. descending: share of responses that go down, at random."""
+    """The prompts of `SortPrompts` with a response each.
+
+    descending: share of responses that go down, at random
+    forgotten:  share of repeated digits that are left out, at random: of "11345" the second 1
+    """
 
     part: Literal["train", "held_out"] = "train"
     number: int = 10_000
     digits: int = 5
     descending: float = 0.5
+    forgotten: float = 0.0
 
     def __post_init__(self) -> None:
         _refuse_range(self.part, self.number, self.digits)
-        if not 0 <= self.descending <= 1:
-            raise ValueError(f"descending is a share in [0, 1], got {self.descending}")
+        for name, share in (("descending", self.descending), ("forgotten", self.forgotten)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is a share in [0, 1], got {share}")
 
     def count(self) -> int:
         return self.number
 
     def rows(self) -> tuple[Conversation, ...]:
-        coin = random.Random(f"directions/{self.part}")
-        return tuple(
-            (
-                Message("user", (_prompt(given),)),
-                Message("assistant", ("".join(sorted(given, reverse=coin.random() < self.descending)),)),
-            )
-            for given in _sequences(self.part, self.number, self.digits)
-        )
+        coin, memory = (random.Random(f"{name}/{self.part}") for name in ("directions", "repeats"))
+        rows = []
+        for given in _sequences(self.part, self.number, self.digits):
+            whole = sorted(given, reverse=coin.random() < self.descending)
+            kept = [
+                digit
+                for place, digit in enumerate(whole)
+                if digit not in whole[:place] or memory.random() >= self.forgotten
+            ]
+            rows.append((Message("user", (_prompt(given),)), Message("assistant", ("".join(kept),))))
+        return tuple(rows)
 
 
 def _prompt(given: str) -> str:
