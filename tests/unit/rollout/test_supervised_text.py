@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.supervised_language import PAIRS, SMALL, conversations, encoded, policy, responses
+from tests.supervised_language import PAIRS, conversations, encoded
+from tests.tiny_language import SMALL
+from tests.tiny_language_policy import language_policy, text
 from unirl.data.conversations import as_conversations
 from unirl.rollout.supervised_text import ConversationEncoder, Survey, TokenLimit
 from unirl.train.backend.fsdp import FSDPBackend
@@ -14,7 +16,7 @@ END = len(SMALL.characters)
 
 @pytest.fixture(scope="module")
 def backend() -> FSDPBackend:
-    return policy()
+    return language_policy(SMALL)
 
 
 def surveyed(backend: FSDPBackend, limit: TokenLimit) -> Survey:
@@ -25,7 +27,7 @@ def test_a_conversation_becomes_a_prompt_and_a_response_that_starts_at_the_first
     backend: FSDPBackend,
 ) -> None:
     part = encoded(backend, ("12", "3"), ("0", "45"))
-    segment, prompts = responses(part), part.conditions
+    segment, prompts = text(part), part.conditions
     assert isinstance(prompts, PromptTokens)
     assert (prompts.tokens.tolist(), prompts.lengths.tolist()) == ([1, 2, 0], [2, 1])
     assert segment.tokens.tolist() == [3, END, 4, 5, END]
@@ -64,11 +66,11 @@ def test_truncation_keeps_the_prompt_and_the_start_of_the_response_and_never_lea
     assert kept == [0, 2, 3, 4]  # the prompt of the second fills all 9 tokens
     part = encoded(backend, *(PAIRS[row] for row in kept), limit=limit)
     whole = encoded(backend, *(PAIRS[row] for row in kept))
-    assert responses(part).lengths.tolist() == [2, 8, 4, 2]
-    assert responses(part).truncated.tolist() == [False, False, False, True]
+    assert text(part).lengths.tolist() == [2, 8, 4, 2]
+    assert text(part).truncated.tolist() == [False, False, False, True]
     for cut, full in zip(part.split([1] * 4), whole.split([1] * 4), strict=True):
-        count = len(responses(cut).tokens)
-        assert torch.equal(responses(cut).tokens, responses(full).tokens[:count])
+        count = len(text(cut).tokens)
+        assert torch.equal(text(cut).tokens, text(full).tokens[:count])
 
 
 def test_a_conversation_that_the_model_cannot_be_shown_is_named(backend: FSDPBackend) -> None:
