@@ -18,8 +18,6 @@ from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.ar_stage import ARStage
 from unirl.models.base import Bundle
 from unirl.models.tiny_language import TinyLM
-from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.fsdp import FSDPBackend
 from unirl.types.condition import PromptTokens
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import ARSamplingParams
@@ -143,11 +141,6 @@ def row_by_row(model: Any, part: Part, temperature: float = 1.0) -> torch.Tensor
         scored = logits[len(prompt) - 1 : -1].log_softmax(-1)
         columns.append(scored.gather(1, torch.tensor(response)[:, None])[:, 0])
     return torch.cat(columns)
-
-
-def rollout(backend: FSDPBackend, *args: Any, engine: Trainside | None = None, **settings: Any) -> Part:
-    """What the policy makes of a `request` with these settings, without rewards."""
-    return TrainsideEngine(backend, engine or Trainside(), ARPipeline).generate(request(*args, **settings)).frontier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

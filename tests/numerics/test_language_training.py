@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_language import PROMPTS, OtherLM, TokenSlope, lengths_of, rewarded, rollout
-from tests.tiny_language_policy import language_policy, text, train_text
+from tests.tiny_language import PROMPTS, OtherLM, TokenSlope, lengths_of, rewarded
+from tests.tiny_language_policy import language_policy, text, train_text, written
 from tests.tiny_policy import gradient_of, last_gradient, relative_difference, saved, weights_of
 from unirl.algorithms.grpo import GRPO
 from unirl.algorithms.token_losses import Aggregation
@@ -22,7 +22,7 @@ from unirl.types.sample import Part
 
 MOTIONLESS = AdamW(lr=1e-30)
 MODEL = OtherLM(kind="qwen3")
-STOPS = tuple(range(0, 40, 5))
+WRITING = {"max_new_tokens": 12, "stop_token_ids": tuple(range(0, 40, 5))}
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.5},
     {},
@@ -36,7 +36,7 @@ GEOMETRIES: list[dict[str, Any]] = [{}, {"micro_batch_size": 1}, {"micro_batch_s
 
 def samples(backend: Any, **settings: Any) -> Part:
     """4 rows to each of 3 prompts, of unequal lengths."""
-    part = rewarded(rollout(backend, PROMPTS, 4, stop_token_ids=STOPS, **settings))
+    part = rewarded(written(backend, prompts=PROMPTS, group=4, **{**WRITING, **settings}))
     assert len(text(part).lengths.unique()) > 3
     assert part.advantages is not None
     assert part.advantages.any()

@@ -1,6 +1,7 @@
 """A language task that a small model learns in seconds: sort digits, from examples that go up or down at random.
 
 After SFT the model cannot know which way is asked for, and writes both; a reward for the ascending one decides.
+Examples that forget repeated digits, and mostly go down, make its likeliest answer wrong: the reward has more to find.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_chat import CHATML, MARKED, STRICT, STRIPPING, save_model
+from tests.byte_language import CHATML, CHATML_END, MARKED, STRICT, STRIPPING, write_checkpoint
+from tests.tiny_language import CPU
 from unirl.models.base import Bundle
 from unirl.models.language.causal_lm import CausalLM
 from unirl.models.language.chat import up_to_end_tokens
@@ -15,8 +16,6 @@ from unirl.models.language.trained import TrainedTokens
 from unirl.models.tiny_language import TinyLM
 from unirl.types.conversation import Conversation, Message, Role
 from unirl.types.media import Media
-
-CPU = torch.device("cpu")
 
 
 def said(*turns: tuple[Role, str]) -> Conversation:
@@ -33,7 +32,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def of(written: str | None, **settings: Any) -> tuple[CausalLM, Bundle]:
         if written not in known:
-            family = CausalLM(str(save_model(tmp_path_factory.mktemp("model"), written)))
+            folder = write_checkpoint(tmp_path_factory.mktemp("model"), written, begin=False, end=CHATML_END)
+            family = CausalLM(str(folder))
             known[written] = family, family.load(CPU, torch.float32)
         family, bundle = known[written]
         return CausalLM(family.checkpoint, **settings), bundle
@@ -136,8 +136,8 @@ def test_what_a_template_refuses_is_told_with_its_reason(loaded: Any) -> None:
 
 def test_without_a_template_a_conversation_is_a_prompt_and_its_response(loaded: Any) -> None:
     family, bundle = loaded(None)
-    found = family.conversation(bundle, said(("user", "ab"), ("assistant", "cd")), "all")
-    assert bundle.processors["tokenizer"].decode(found.tokens) == "abcd<|im_end|>"
+    found = family.conversation(bundle, said(("user", "xy"), ("assistant", "cd")), "all")
+    assert bundle.processors["tokenizer"].decode(found.tokens) == "xycd<|im_end|>"
     assert found.trained == [False, False, True, True, True]
     for conversation in (TWO_TURNS, said(("system", "a"), ("user", "b"), ("assistant", "c"))):
         with pytest.raises(ValueError, match="a conversation is a prompt and its response, got the turns"):
