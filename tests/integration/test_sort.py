@@ -42,7 +42,7 @@ def test_reinforcement_picks_the_wanted_half_of_what_supervision_left_open(seed:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_reinforcement_finds_what_supervision_never_taught_as_the_likeliest_answer(seed: int, tmp_path: Path) -> None:
-    """Of the examples, 14.5 % are right. The likeliest answer after SFT is wrong; about one in nine samples is right."""
+    """Of the examples, 14.5 % are right. The likeliest answer after SFT is wrong; one sample in nine is right."""
     supervised, reinforced = supervised_then_reinforced("sort_all", tmp_path, seed)
     assert supervised[-1]["eval/exact"] < 0.03
     assert 0.05 < reinforced[0]["eval/exact"] < 0.2
