@@ -70,5 +70,5 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,ocr,tensorboard]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,ocr,peers,tensorboard]"
 	touch $@ $(VENV)/installed
