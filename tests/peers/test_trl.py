@@ -6,7 +6,6 @@ compared: there the ratio is not 1, and some tokens are clipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+def case(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
     settings, algorithm = CASES[request.param]
     steps = recorded(tmp_path_factory.mktemp(request.param), checkpoint, **settings)
     # With beta1 = 0 the first moment of AdamW is the gradient of the last step.
@@ -69,7 +68,7 @@ def case(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pyt
         total_steps=100,
         with_reference=algorithm.needs.reference,
     )
-    yield backend, algorithm, steps
+    return backend, algorithm, steps
 
 
 def take_over(backend: FSDPBackend, step: OptimizerStep) -> None:
