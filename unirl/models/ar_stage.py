@@ -50,7 +50,7 @@ class ARStage:
         writer = Writer(part.ids, part.sampling, self.family, self.bundle)
         while not writer.write(logits):
             if writer.left is not None:
-                cache.keep(writer.left)
+                cache.keep(writer.left, columns=cache.start + writer.step - 1)
                 following = following[writer.left]
             step = writer.step - 1
             places = (following + step)[:, None].expand(-1, axes)
