@@ -44,6 +44,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: ARSamplingParams
     weights = logits.new_zeros(len(logits), logits.shape[1] + _padding(logits.shape[1]))
     torch.sub(logits, highest, out=weights[:, : logits.shape[1]]).exp_()
     tokens, total = _at_share(weights, uniform.to(logits.device)[:, None])
+    tokens = tokens.clamp(max=logits.shape[1] - 1)  # of NaN: what fills the last chunk has no weight otherwise
     log_probs = logits.gather(1, tokens) - highest - total.log().to(logits.dtype)
     return Drawn(tokens[:, 0], log_probs[:, 0], kept)
 
@@ -78,6 +79,8 @@ def _passing(weights: torch.Tensor, point: torch.Tensor) -> tuple[torch.Tensor, 
     place = torch.searchsorted(sums, point, right=True)
     # By rounding, the point may be the whole sum: then the last place that has any weight.
     place = torch.minimum(place, torch.searchsorted(sums, sums[:, -1:].contiguous()))
+    # NaN weights have neither; whichever token stands for them carries the NaN, which refuses the optimizer step.
+    place = place.clamp(max=weights.shape[1] - 1)
     left = point - sums.gather(1, place) + weights.gather(1, place)
     return place, left.clamp(min=0)
 

@@ -35,14 +35,11 @@ def token_log_probs(
     """
     size = max(_LARGEST_CHUNK // vocabulary, 1)
     score = _way(head, hidden, keeps_all=len(targets) <= size)
+    rows = hidden.split(size)  # of no token at all it is one empty piece
     pieces = [
-        score(head, rows, own, temperature, kept)
-        for rows, own, kept in zip(
-            hidden.split(size), targets.split(size), _split(support, len(targets), size), strict=True
-        )
+        score(head, own, wanted, temperature, kept)
+        for own, wanted, kept in zip(rows, targets.split(size), _split(support, len(rows), size), strict=True)
     ]
-    if not pieces:
-        return hidden.new_zeros(0, dtype=torch.float32), hidden.new_zeros(0, dtype=torch.float32)
     log_probs, entropies = zip(*pieces, strict=True)
     return torch.cat(log_probs), torch.cat(entropies)
 
@@ -119,9 +116,9 @@ def _restricted(logits: torch.Tensor, support: Support) -> torch.Tensor:
     return outside.index_put((rows, support.tokens), logits[rows, support.tokens])
 
 
-def _split(support: Support | None, tokens: int, size: int) -> list[Support | None]:
+def _split(support: Support | None, pieces: int, size: int) -> list[Support | None]:
     if support is None:
-        return [None] * len(range(0, tokens, size))
+        return [None] * pieces
     sizes = support.sizes.split(size)
     kept = support.tokens.split([int(piece.sum()) for piece in sizes])
     return [Support(own, piece) for own, piece in zip(kept, sizes, strict=True)]

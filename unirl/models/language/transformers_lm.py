@@ -61,7 +61,7 @@ class TransformersLM(LanguageFamily):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         model: Any = bundle.transformer
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.training = True  # of the layer alone: the library recomputes in training mode only
