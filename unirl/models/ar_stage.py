@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -115,9 +117,10 @@ class ARStage:
         with self._autocast():
             return self.family.logits(self.bundle, hidden).float()
 
-    def _autocast(self) -> torch.autocast:
-        enabled = self.compute_dtype != torch.float32
-        return torch.autocast(self.bundle.device.type, self.compute_dtype, enabled=enabled)
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.bundle.device.type, self.compute_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
