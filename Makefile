@@ -42,7 +42,7 @@ house: $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/house
 
 recipes: $(VENV)/installed-dev
-	@for recipe in $(RECIPES:unirl/recipes/%.yaml=%); do $(BIN)/unirl check $$recipe; done
+	@$(BIN)/unirl check $(RECIPES:unirl/recipes/%.yaml=%)
 
 test: $(VENV)/installed-dev  ## all tests that take seconds
 	$(BIN)/python -m pytest $(PARALLEL)

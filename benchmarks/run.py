@@ -10,14 +10,14 @@ from typing import Literal
 
 from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
-from tests.tiny_sd3 import write_pipeline
+from unirl.models.random_weights.sd3 import write as write_sd3
 
 REPEATS = 3
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_pipeline(Path(folder) / "sd3", layers=4, width=128, head_dim=64)
+        checkpoint = write_sd3(Path(folder) / "sd3", layers=4, width=128, head_dim=64)
         both = Workload()
         print("One Flow-GRPO step of an SD3 of 2.3M weights, LoRA r32, one thread: CPU seconds and peak memory (MiB)")
         print(f"{'workload':<46} {'ours':>6} {'bare':>6} {'ratio':>6} {'outside model':>14} {'ours':>6} {'bare':>6}")

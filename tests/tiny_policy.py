@@ -20,7 +20,7 @@ from unirl.train.backend.config import DiffusionBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Geometry
+from unirl.train.stack.planner import DiffusionGeometry
 from unirl.types.metric import Metrics
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
@@ -122,8 +122,8 @@ def train(
     progress: Progress = START,
     **geometry: Any,
 ) -> Metrics:
-    """All updates on one rollout; `geometry` are the settings of Geometry."""
-    return TrainStack(backend, algorithm, Geometry(**geometry), seed=0).train(part, progress)
+    """All updates on one rollout; `geometry` are the settings of DiffusionGeometry."""
+    return TrainStack(backend, algorithm, DiffusionGeometry(**geometry), seed=0).train(part, progress)
 
 
 def context(backend: FSDPBackend, *, unchanged: bool = False, progress: Progress = START) -> Context:
@@ -140,7 +140,7 @@ def last_gradient(backend: FSDPBackend) -> torch.Tensor:
 def gradient_of(backend: FSDPBackend, loss: torch.Tensor) -> torch.Tensor:
     """The gradient of a scalar, all parameters end to end."""
     parameters = backend.state()["parameters"]
-    live = dict(backend.stage.bundle.transformer.named_parameters())
+    live = backend.stage.bundle.trainable
     names = sorted(parameters)
     grads = torch.autograd.grad(loss, [live[name] for name in names], allow_unused=True)
     return torch.cat(

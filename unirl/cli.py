@@ -18,15 +18,23 @@ from unirl.config.recipes import shipped_recipes
 from unirl.config.run import load_recipe, prepare_process
 
 
-def check(recipe: str, overrides: list[str]) -> None:
-    """Tell whether a recipe would run, without running it."""
+def check(recipe: str, more: list[str]) -> None:
+    """Tell whether a recipe, or several with the same settings, would run, without running it."""
     prepare_process()
-    config = load_recipe(recipe, overrides)
     from unirl.observability.run_folder import RunFolder
 
-    with refusals():
-        RunFolder(config.run.output, config.run.name).refuse_other(dump(config))
-    print(f"ok: {recipe}")
+    recipes = [recipe, *(word for word in more if not _is_override(word))]
+    overrides = [word for word in more if _is_override(word)]
+    for name in recipes:
+        config = load_recipe(name, overrides)
+        with refusals():
+            RunFolder(config.run.output, config.run.name).refuse_other(dump(config))
+        print(f"ok: {name}")
+
+
+def _is_override(word: str) -> bool:
+    """`key=value`, or `~key` to leave something out."""
+    return "=" in word or word.startswith("~")
 
 
 def recipes(name: str | None) -> None:
@@ -77,6 +85,8 @@ def sample(run: Path, prompts: list[str], number: int, seed: int, out: Path | No
 
     media = sample_run(run, prompts, number, seed=seed, step=step)
     if media.texts is not None:
+        if out is not None:
+            raise ConfigError(f"--out {out} is a file of pictures, and this run writes texts: they are printed")
         print(*media.texts, sep="\n")
         return
     assert media.images is not None
@@ -138,7 +148,15 @@ COMMANDS = {
         (Argument("--output", {"type": Path, "default": Path("runs/quickstart"), "help": "where the runs go"}), SEED),
     ),
     "train": Command(train, (RECIPE, OVERRIDES)),
-    "check": Command(check, (RECIPE, OVERRIDES)),
+    "check": Command(
+        check,
+        (
+            RECIPE,
+            Argument(
+                "more", {"nargs": "*", "metavar": "RECIPE | key=value", "help": "further recipes; settings to change"}
+            ),
+        ),
+    ),
     "recipes": Command(recipes, (Argument("name", {"nargs": "?", "help": "show this recipe as it is composed"}),)),
     "models": Command(models, (Argument("name", {"nargs": "?", "help": "show all about this family, such as SD3"}),)),
     "sample": Command(

@@ -8,27 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FluxKontextPipeline
 
 from tests.families.case import TOLERANCE
 from tests.families.cases import flux1, flux2, flux3
 from tests.families.test_contract import CPU, distance, stage_of, walk
-from tests.families.tiny_flux import write_flux1, write_flux3, write_klein
-from unirl.models.diffusion.flux1 import FLUX1, pack, preferred_size, unpack
+from unirl.models.diffusion.flux1 import FLUX1, preferred_size
 from unirl.models.diffusion.flux2 import FLUX2Dev, FLUX2Klein
 from unirl.models.diffusion.flux3 import FLUX3
+from unirl.models.random_weights.flux1 import write as write_flux1
+from unirl.models.random_weights.flux2 import write_klein
+from unirl.models.random_weights.flux3 import write as write_flux3
 from unirl.models.sources import EditEmbedding
 from unirl.train.export import write_export
 from unirl.train.lora import LoRA, inject
 from unirl.types.media import Media
-
-
-def test_a_token_of_flux1_is_a_square_of_four_places_and_unpacks_again() -> None:
-    latents = torch.arange(2 * 3 * 4 * 6.0).reshape(2, 3, 4, 6)
-    tokens = pack(latents)
-    assert tokens.shape == (2, 2 * 3, 3 * 4)
-    assert tokens[0, 1, :4].tolist() == [2, 3, 8, 9]  # rows 0 and 1, columns 2 and 3 of the first channel
-    assert torch.equal(unpack(tokens, 2, 3), latents)
 
 
 def test_schnell_and_a_distilled_klein_take_no_guidance(tmp_path: Path) -> None:
@@ -51,7 +44,7 @@ def test_a_source_is_scaled_to_the_size_of_training_nearest_in_shape() -> None:
 
 def test_dev_does_not_edit_and_kontext_edits_one_picture(tmp_path: Path) -> None:
     dev = flux1.family(write_flux1(tmp_path / "dev"))
-    kontext = flux1.family(write_flux1(tmp_path / "kontext", pipeline=FluxKontextPipeline), source_size="own")
+    kontext = flux1.family(write_flux1(tmp_path / "kontext", edits=True), source_size="own")
     with pytest.raises(ValueError, match=r"does not edit pictures: source pictures need FLUX.1-Kontext"):
         dev.encode(dev.load(CPU, torch.float32), Media(texts=["a"], sources=[[flux1.SOURCE]]), flux1.SAMPLING)
     bundle = kontext.load(CPU, torch.float32)

@@ -15,13 +15,14 @@ from tests.families.case import LEAVE_OUT, TOLERANCE, Case, run_pipeline
 from tests.families.cases import hunyuan_image, hunyuan_video, hunyuan_video_15
 from tests.families.cases.hunyuan_image import LENGTHS, TEXTS
 from tests.families.test_contract import CPU, distance, noisy, request_for, stage_of, walk
-from tests.families.tiny_hunyuan import write_hunyuan_image, write_hunyuan_video_15
 from unirl.models.base import Bundle
 from unirl.models.diffusion.hunyuan import GlyphEmbedding
 from unirl.models.diffusion.hunyuan_image import HunyuanImage, projected
 from unirl.models.diffusion.hunyuan_video import HunyuanVideo
 from unirl.models.diffusion.hunyuan_video_15 import HunyuanVideo15I2V
 from unirl.models.diffusion_pipeline import DiffusionPipeline
+from unirl.models.random_weights.hunyuan_image import write as write_hunyuan_image
+from unirl.models.random_weights.hunyuan_video_15 import write as write_hunyuan_video_15
 from unirl.sde.steps import Step
 from unirl.train.export import write_export
 from unirl.train.lora import LoRA, inject

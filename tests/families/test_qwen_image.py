@@ -1,4 +1,4 @@
-"""What is the Qwen-Image families' own: packing, schedules, transparency, and what they refuse."""
+"""What is the Qwen-Image families' own: schedules, transparency, and what they refuse."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ import torch
 from tests.families.cases.qwen_image import CASES as IMAGE
 from tests.families.cases.qwen_image_2_1 import CASES as IMAGE_2_1
 from tests.families.cases.qwen_image_edit import CASES as EDIT
-from unirl.models.diffusion.qwen_image import QwenImage, pack, unpack
+from unirl.models.diffusion.qwen_image import QwenImage
 from unirl.models.diffusion.qwen_image_2_1 import QwenImage21, on_white
 from unirl.models.diffusion.qwen_image_edit import QwenImageEdit
 from unirl.types.media import Media
 
 CPU = torch.device("cpu")
-
-
-def test_packing_is_undone_by_unpacking_and_a_token_is_a_patch_of_four() -> None:
-    latents = torch.arange(48.0).reshape(1, 2, 4, 6)
-    assert torch.equal(pack(latents)[0, 1], torch.tensor([2.0, 3, 8, 9, 26, 27, 32, 33]))
-    assert torch.equal(unpack(pack(latents), latents), latents)
 
 
 def test_one_step_is_refused_as_nothing_is_left_to_stretch(tmp_path: Path) -> None:

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.families.case import Case
+from tests.families.case import TEXTS, Case
 from tests.families.cases import cogview4, lumina2, sana, z_image
+from tests.tiny_policy import policy, train
+from unirl.algorithms.flow_sft import FlowSFT
+from unirl.data.records import Records, RecordSampler
 from unirl.models.diffusion.z_image import ZImage
+from unirl.rollout.supervised import SupervisedEncoder
+from unirl.train.optim import AdamW
 from unirl.types.media import Media
+from unirl.types.metric import values
 
 CPU = torch.device("cpu")
 FIRST = [module.CASES[0] for module in (sana, z_image, lumina2, cogview4)]
@@ -57,11 +63,29 @@ def test_a_bound_on_the_norm_of_a_velocity_is_positive() -> None:
         ZImage("owner/name", norm_limit=0.0)
 
 
-def test_cogview4_needs_the_size_of_the_picture_for_its_shift_and_for_the_time_of_a_noise_level(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", FIRST, ids=str)
+def test_three_steps_on_given_pictures_lower_the_loss(case: Case, tmp_path: Path) -> None:
+    backend = policy(case.family(case.write(tmp_path / "model")), optimizer=AdamW(lr=1e-3))
+    pictures = torch.rand(2, 3, case.sampling.height, case.sampling.width, generator=torch.Generator().manual_seed(0))
+    records = RecordSampler(Records(pictures, list(TEXTS)), 2, seed=0)
+    part = SupervisedEncoder(backend, case.sampling).encode(records.draw(0))
+    losses = [values(train(backend, FlowSFT(seed=1), part))["train/loss"] for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_time_of_a_noise_level_in_cogview4_is_its_schedules_and_falls_with_the_size(tmp_path: Path) -> None:
+    family = cogview4.family(cogview4.write(tmp_path / "model"))
+    bundle = family.load(CPU, torch.float32)
+    half = torch.tensor([0.5])
+    # A shift of 0.25 + 0.75 sqrt(tokens / 256) is 1, and 1.75, which shifts 4 / 11 to a half.
+    torch.testing.assert_close(family.time(bundle, half, (4, 32, 32)), torch.tensor([500.0]))
+    torch.testing.assert_close(family.time(bundle, half, (4, 64, 64)), torch.tensor([4000 / 11]))
+    schedule = family.schedule(bundle, cogview4.CASES[0].sampling)
+    torch.testing.assert_close(schedule.times, torch.tensor([1000.0, 667.0, 334.0, 1.0]))
+
+
+def test_cogview4_needs_a_scheduler_that_shifts_by_the_size_of_the_picture(tmp_path: Path) -> None:
     checkpoint = cogview4.write(tmp_path / "model")
-    family = cogview4.family(checkpoint)
-    with pytest.raises(ValueError, match="depends on the size of the picture"):
-        family.time(family.load(CPU, torch.float32), torch.tensor([0.5]))
     replace_scheduler(checkpoint, use_dynamic_shifting=False)
-    with pytest.raises(ValueError, match="shifts by the size of the picture"):
-        family.load(CPU, torch.float32)
+    with pytest.raises(ValueError, match="shifts by the size of what it makes"):
+        cogview4.family(checkpoint).load(CPU, torch.float32)

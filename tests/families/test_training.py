@@ -64,7 +64,7 @@ class Brightness(Scorer):
     """Mean level of a picture or a video."""
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
-        return [float(np.mean(sample.picture if sample.video is None else sample.video)) / 255 for sample in samples]
+        return [float(np.mean(sample.frames)) / 255 for sample in samples]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

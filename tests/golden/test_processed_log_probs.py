@@ -1,4 +1,4 @@
-"""Log-probs of the sampled distribution, against vLLM and transformers on a Llama whose weights follow a formula (50)."""
+"""Log-probs of the sampled distribution, against vLLM and transformers on a Llama of formula weights (file 50)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from unirl.types.sampling import ARSamplingParams
 FILE = "50_processed_logprobs"
 SAMPLED = [name for name in load(FILE) if name.startswith("T") and name != "T0.0_k0_p1.0"]
 TIES = [name for name in load(FILE) if name.startswith("ties")]
-LISTED = {"T0.0_k0_p1.0": "vLLM scores greedy texts at temperature 1; here they are for evaluations and have no log-prob"}
+LISTED = {
+    "T0.0_k0_p1.0": "vLLM scores greedy texts at temperature 1; here they are for evaluations and have no log-prob"
+}
 # Ours are float32, theirs float64; logits of the model reach 5.
 CLOSE: dict[str, Any] = {"rtol": 2e-6, "atol": 4e-6}
 
@@ -77,7 +79,8 @@ def test_the_kept_tokens_and_the_drawn_ones_have_their_log_probs(name: str) -> N
     for uniform in torch.linspace(0, 0.999, 40, dtype=torch.float64):
         drawn = draw(logits, uniform.expand(len(logits)), sampling)
         torch.testing.assert_close(drawn.log_probs, expected.gather(1, drawn.tokens[:, None])[:, 0], **CLOSE)
-        assert drawn.kept is None if not sampling.truncated_support else torch.equal(drawn.kept, kept)
+        assert (drawn.kept is not None) == sampling.truncated_support
+        assert drawn.kept is None or torch.equal(drawn.kept, kept)
 
 
 @pytest.mark.parametrize("name", SAMPLED)

@@ -285,7 +285,7 @@ NAMES = [
     bad(DIGITS, "run.keep_best=1", "run.save_every=30", told=("run.save_every=30 and eval.every=20 most are not",)),
     bad("diffusion/digit", told=("recipe diffusion/digit: not a shipped one", "did you mean diffusion/digits")),
     bad("none.yaml", told=("recipe none.yaml: there is no such file; shipped ones: ",)),
-    bad(DIGITS, "domain=ar", told=("domain: unknown value 'ar' (str); known: diffusion, sft",)),
+    bad(DIGITS, "domain=vr", told=("domain: unknown value 'vr' (str);",)),
 ]  # fmt: skip
 
 FOLDERS = [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from unirl import cli
 from unirl.config.compose import compose
 from unirl.config.error import ConfigError
 from unirl.config.load import dump, load
@@ -96,12 +97,21 @@ def test_check_loads_no_model_library() -> None:
     result = run(
         "-c",
         "import sys\nfrom unirl import cli\n"
-        f"for recipe in {RECIPES!r}: assert cli.main(['check', recipe]) == 0\n"
+        f"assert cli.main(['check', *{RECIPES!r}]) == 0\n"
         "heavy = ('torch._C', 'sklearn.base', 'diffusers.utils', 'transformers.utils')\n"
         "print([name for name in heavy if name in sys.modules])",
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [*(f"ok: {recipe}" for recipe in RECIPES), "[]"]
+
+
+def test_several_recipes_are_checked_with_the_same_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "diffusion/digits", "~eval", "diffusion/sd3_nft", "run.steps=7"]) == 0
+    assert capsys.readouterr().out == "ok: diffusion/digits\nok: diffusion/sd3_nft\n"
+    assert cli.main(["check", "diffusion/digits", "diffusion/nothing"]) == 2
+    assert "error: recipe diffusion/nothing: not a shipped one" in capsys.readouterr().err
+    assert cli.main(["check", "diffusion/digits", "diffusion/sd3_nft", "sampling.seed=x"]) == 2
+    assert "error: sampling.seed: expected an int" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from unirl.data.prompts import PromptRow, PromptSampler
 from unirl.data.records import Records, RecordSampler
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Placement, Slab
+from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.rollout.supervised import SupervisedEncoder
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import DiffusionBackendConfig
@@ -94,7 +95,9 @@ def reinforced(recipe: Recipe) -> list[float]:
     rewards = []
     with Placement(device="cpu").slab() as slab:
         backend = spawned(slab, ema=recipe.ema, updates=recipe.updates, reference=needs.reference)
-        engine = slab.spawn(TrainsideEngine, backend, Trainside(weights="ema" if needs.ema_rollout else "live"))
+        engine = slab.spawn(
+            TrainsideEngine, backend, Trainside(weights="ema" if needs.ema_rollout else "live"), DiffusionPipeline
+        )
         stack = slab.spawn(TrainStack, backend, recipe.algorithm, geometry, seed=1)
         for step in range(STEPS):
             sample = engine.generate(Sample((prompts.draw(step),)).fork(4, sampling))

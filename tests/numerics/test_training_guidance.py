@@ -21,7 +21,7 @@ from tests.tiny_policy import (
 )
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_grpo import FlowGRPO
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.tiny import TinySD3
 from unirl.sde.noise import initial_noise
 from unirl.sde.steps import Schedule, Step
@@ -61,10 +61,8 @@ class DetachedGuidance(TinySD3):
     head_dim: int = SMALL.head_dim
     embedding_dim: int = SMALL.embedding_dim
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return TinySD3.guide(self, conditional, unconditional.detach(), step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return TinySD3.guide(self, conditional, unconditional.detach(), at)
 
 
 def recorded(part: Part) -> torch.Tensor:

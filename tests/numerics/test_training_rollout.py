@@ -111,7 +111,7 @@ def test_through_a_slab_the_engine_fills_the_request_it_was_given() -> None:
             total_steps=1,
             with_reference=False,
         )
-        filled = slab.spawn(TrainsideEngine, backend, Trainside()).generate(request)
+        filled = slab.spawn(TrainsideEngine, backend, Trainside(), DiffusionPipeline).generate(request)
     assert filled.roots is request.roots
     assert filled.frontier.ids == request.frontier.ids
     assert filled.frontier.metadata == [{}, {}, {"answer": 2}, {"answer": 2}]

@@ -16,19 +16,42 @@ Stage = TypeVar("Stage")
 
 
 @dataclasses.dataclass(frozen=True)
+class GAE:
+    """Advantages of tokens from the values of a critic (arXiv 1506.02438): see `Part.compute_gae`.
+
+    gamma:  discount of a later token
+    lam:    0 trusts the critic for what follows a token, 1 the reward alone
+    whiten: advantages of a rollout get mean 0 and standard deviation 1
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    whiten: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam"):
+            if not 0 <= self.__dict__[name] <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {self.__dict__[name]}")
+
+    def of(self, part: Part) -> Part:
+        """`part` with its advantages and the returns."""
+        return part.compute_gae(gamma=self.gamma, lam=self.lam, whiten=self.whiten)
+
+
+@dataclasses.dataclass(frozen=True)
 class Needs:
     """What an algorithm requires of the run; the trainer refuses what does not fit before any weight loads.
 
     ema_rollout: samples come from the EMA ("old") weights (True) or from the live ones (False)
     reference:   frozen initial weights are asked for
     trajectory:  a diffusion rollout must have stochastic steps with log-probs
-    values:      a critic
+    values:      a critic, and what advantages are made of its values
     """
 
     ema_rollout: bool = False
     reference: bool = False
     trajectory: bool = True
-    values: bool = False
+    values: GAE | None = None
 
 
 @dataclasses.dataclass(frozen=True)

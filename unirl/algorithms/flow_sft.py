@@ -50,7 +50,7 @@ class FlowSFT(DiffusionAlgorithm):
         x_0 = part.segment.latents
         sigma, noise = self._draws(part.ids, x_0)
         x_t = stage.noised(part.guidance_branches, x_0, noise[:, None], sigma[:, None])
-        time = stage.family.time(stage.bundle, sigma)
+        time = stage.family.time(stage.bundle, sigma, tuple(x_0.shape[1:]))
         velocity = stage.velocity(part.guidance_branches, x_t, sigma=sigma[:, None], time=time[:, None], guidance=1.0)
         weights = part.guidance_branches.positive.weights
         return AlgorithmOutput(flow_matching(velocity[:, 0], x_0, noise, weights)[:, None])

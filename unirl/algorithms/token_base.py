@@ -10,8 +10,8 @@ import torch
 
 from unirl.algorithms import token_losses
 from unirl.algorithms.base import Algorithm, AlgorithmOutput, Context, reduced
-from unirl.algorithms.token_losses import Aggregation, per_token, token_weights, trained_only, weighted_sum
-from unirl.models.ar_stage import ARStage, TokenReplay
+from unirl.algorithms.token_losses import Aggregation, token_weights, weighted_sum
+from unirl.models.ar_stage import ARStage
 from unirl.types.metric import Metrics
 from unirl.types.sample import Part
 from unirl.types.segment import TextSegment
@@ -62,6 +62,8 @@ class TokenAlgorithm(Algorithm[ARStage]):
 
     @final
     def frozen_anchors(self, context: ARContext, part: Part) -> TokenAnchors | None:
+        if self.terms(part) == 0:
+            return None
         with torch.no_grad():
             return self.anchors(context, part)
 
@@ -86,30 +88,5 @@ class TokenAlgorithm(Algorithm[ARStage]):
 
 def responses(part: Part) -> TextSegment:
     """The packed responses of a filled part."""
-    assert isinstance(part.segment, TextSegment), "token losses train on responses"
+    assert isinstance(part.segment, TextSegment), "a language model is trained on responses"
     return part.segment
-
-
-def old_policy(context: ARContext, part: Part, source: str) -> TokenAnchors | None:
-    """pi_old: what the rollout recorded, or a replay under the weights before the first update.
-
-    None: the replay would be the very forward that the loss is going to do, so the loss takes its own (`or_itself`).
-    """
-    if source == "rollout":
-        segment = responses(part)
-        return TokenAnchors(trained_only(segment.log_probs, segment.loss_mask))
-    return None if context.unchanged else TokenAnchors(context.stage.replay(part).log_probs)
-
-
-def or_itself(anchors: TokenAnchors | None, replay: TokenReplay) -> TokenAnchors:
-    """The frozen pi_old, or the present policy where it is still pi_old."""
-    return anchors or TokenAnchors(replay.log_probs.detach())
-
-
-def token_advantages(part: Part) -> torch.Tensor:
-    """`(T,)`: those of a critic, or to every token the advantage of its response."""
-    segment = responses(part)
-    if segment.advantages is not None:
-        return segment.advantages
-    assert part.advantages is not None, "advantages come before training"
-    return per_token(part.advantages, segment.lengths, len(segment.tokens))

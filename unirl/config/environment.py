@@ -5,8 +5,11 @@
 | CUDA_VISIBLE_DEVICES | read        | empty or -1 hides all devices: the machine counts as one without CUDA |
 | OMP_NUM_THREADS      | set to 1    | one thread per worker on a CPU machine; more of them would only wait |
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
+| named by a recipe    | read        | a secret, such as `Judge.token_variable`: only its name is ever written down |
+| XDG_CACHE_HOME       | read        | where caches lie; unset or empty means `~/.cache` |
 
-What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`.
+What the user has set stays as it is. Recipes read variables of their own by `${oc.env:NAME}`, and `config.yaml` shows
+what they read.
 """
 
 from __future__ import annotations
@@ -25,8 +28,24 @@ def set_environment() -> None:
             os.environ.setdefault(name, value)
 
 
+def secret(name: str) -> str:
+    """The token in a variable that a recipe names; ValueError, which does not show it, where there is none."""
+    if not os.environ.get(name):
+        raise ValueError(f"environment variable {name} is not set: put the token there")
+    value = os.environ[name]
+    if not value.isascii() or any(character.isspace() or not character.isprintable() for character in value):
+        raise ValueError(f"environment variable {name} holds blanks or characters that no token has")
+    return value
+
+
 def has_accelerator() -> bool:
     """Whether a CUDA (or ROCm) device is visible, told without loading torch."""
     if "CUDA_VISIBLE_DEVICES" in os.environ and os.environ["CUDA_VISIBLE_DEVICES"] in ("", "-1"):
         return False
     return any(driver.exists() for driver in _DRIVERS)
+
+
+def cache_folder() -> Path:
+    """What UniRL can make again, `random:` checkpoints so far; it need not be there."""
+    named = "XDG_CACHE_HOME" in os.environ and os.environ["XDG_CACHE_HOME"]
+    return (Path(named) if named else Path.home() / ".cache") / "unirl"

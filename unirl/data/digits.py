@@ -33,9 +33,9 @@ def digit_halves() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
     images, labels = load_digits(return_X_y=True)
     rows_a, rows_b = train_test_split(np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=_SPLIT)
-    pictures = (images / 16).astype(np.float32).reshape(-1, 8, 8)
-    labels = labels.astype(np.int64)
-    halves = (pictures[rows_a], labels[rows_a], pictures[rows_b], labels[rows_b])
+    pictures: np.ndarray = (images / 16).astype(np.float32).reshape(-1, 8, 8)
+    classes: np.ndarray = np.asarray(labels, dtype=np.int64)
+    halves = (pictures[rows_a], classes[rows_a], pictures[rows_b], classes[rows_b])
     for array in halves:
         array.setflags(write=False)
     return halves

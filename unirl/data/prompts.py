@@ -118,10 +118,15 @@ class PromptSampler:
         if len(counts) > 1:
             raise ValueError(f"all prompts must come with the same number of pictures, got {counts}")
 
-    def draw(self, rollout: int) -> Part:
-        """The roots of rollout `rollout`, with their ids."""
-        rows = epoch_rows(len(self.source), self.count, rollout, key=(self.seed, "prompts"))
-        return as_roots([self.source[row] for row in rows], rollout)
+    def draw(self, rollout: int, extra: int = 0, *, count: int | None = None) -> Part:
+        """The roots of rollout `rollout`, with their ids.
+
+        extra: 1, 2, ... are further draws for the same rollout, each from a sequence of epochs of its own
+        count: take only the first so many of the rows
+        """
+        key = (self.seed, "prompts", "extra", extra) if extra else (self.seed, "prompts")
+        rows = epoch_rows(len(self.source), self.count, rollout, key=key)[:count]
+        return as_roots([self.source[row] for row in rows], rollout, first=extra * self.count)
 
 
 def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...]) -> list[int]:
@@ -132,11 +137,11 @@ def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...])
     return [orders[epoch][offset] for epoch, offset in wanted]
 
 
-def as_roots(rows: list[PromptRow], rollout: int) -> Part:
-    """Prompt rows as the first Part of a Sample; its pictures are read now."""
+def as_roots(rows: list[PromptRow], rollout: int, *, first: int = 0) -> Part:
+    """Prompt rows as the first Part of a Sample, numbered from `first`; its pictures are read now."""
     sources = [[picture.pixels() for picture in row.pictures] for row in rows]
     return Part(
-        ids=[root_id(rollout, row) for row in range(len(rows))],
+        ids=[root_id(rollout, first + row) for row in range(len(rows))],
         metadata=[dict(row.metadata) for row in rows],
         media=Media(texts=[row.prompt for row in rows], sources=sources if any(sources) else None),
     )

@@ -25,10 +25,12 @@ class TokenReplay:
 
     log_probs: `(T,)` float32, with a graph
     entropy:   `(T,)` float32 of the distribution of each token, without one
+    values:    `(T,)` float32 of the critic before each token, with a graph; None where there is no critic
     """
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
+    values: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,17 @@ class ARStage:
 
     def replay(self, part: Part) -> TokenReplay:
         """Score the responses of a filled `part`, packed in one forward."""
+        return self._scored(part, *self._read(part))
+
+    def values(self, part: Part) -> torch.Tensor:
+        """`TokenReplay.values` of a filled `part`, without the work of its log-probs."""
+        assert isinstance(part.segment, TextSegment), "values are those of the responses of a rollout"
+        values = self._valued(part.segment.loss_mask, *self._read(part))
+        assert values is not None, "the stage was made without a critic"
+        return values
+
+    def _read(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states `(T', D)` of what is read, and `(T,)`, which of them predicts each token of the responses."""
         assert isinstance(part.segment, TextSegment), "replay needs the responses of the rollout"
         assert isinstance(part.conditions, PromptTokens), "replay needs the prompts of the rollout"
         segment, asked = part.segment, _Asked.of(part, part.conditions)
@@ -80,10 +93,9 @@ class ARStage:
         source = torch.full((len(read),), len(asked.prompts.tokens) - 1)
         source[read.roll(1)] += torch.arange(1, int(read.sum()) + 1)
         source[starts] = asked.ends[asked.parents]
-        return self._scored(part, hidden, source.to(device))
+        return hidden, source.to(device)
 
     def _scored(self, part: Part, hidden: torch.Tensor, source: torch.Tensor) -> TokenReplay:
-        """hidden: `(T', D)` of all tokens that were read; source: `(T,)`, the one that predicts each response token."""
         segment = part.segment
         assert isinstance(segment, TextSegment)
         sampling, mask = part.sampling, segment.loss_mask
@@ -97,7 +109,17 @@ class ARStage:
                 support=_support(segment),
             )
         empty = torch.zeros(len(mask), device=hidden.device)
-        return TokenReplay(empty.masked_scatter(mask, log_probs), empty.masked_scatter(mask, entropy))
+        return TokenReplay(
+            empty.masked_scatter(mask, log_probs),
+            empty.masked_scatter(mask, entropy),
+            self._valued(mask, hidden, source),
+        )
+
+    def _valued(self, mask: torch.Tensor, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor | None:
+        if self.bundle.critic is None:
+            return None
+        values = self.bundle.critic(hidden[source[mask]].float())[:, 0]
+        return torch.zeros(len(mask), device=hidden.device).masked_scatter(mask, values)
 
     def _forward(
         self,

@@ -25,6 +25,7 @@ class Bundle:
     frozen:      the other modules by name (text encoders, autoencoder)
     processors:  what is no module: tokenizers, a scheduler's config, the pipeline that encodes and saves
     part:        the part of the transformer that is trained, where the rest of it stays as it is; None for all of it
+    critic:      a value head, trained whole and in float32 beside the transformer; no part of what is exported
 
     All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
@@ -33,6 +34,7 @@ class Bundle:
     frozen: dict[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
     processors: dict[str, Any] = dataclasses.field(default_factory=dict)
     part: torch.nn.Module | None = None
+    critic: torch.nn.Module | None = None
 
     def __post_init__(self) -> None:
         for module in (self.transformer, *self.frozen.values()):
@@ -45,9 +47,37 @@ class Bundle:
         return self.transformer if self.part is None else self.part
 
     @property
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """What the optimizer changes, by name."""
+        own = dict(self.trained.named_parameters())
+        head = {} if self.critic is None else dict(self.critic.named_parameters(prefix="critic"))
+        assert not own.keys() & head.keys(), "the transformer has a critic of its own"
+        return {name: parameter for name, parameter in (own | head).items() if parameter.requires_grad}
+
+    @property
     def device(self) -> torch.device:
         """Where the transformer is."""
         return next(self.transformer.parameters()).device
+
+    @property
+    def pipeline(self) -> Any:
+        """The diffusers pipeline of a published model, which annotates less than it takes and gives."""
+        return self.processors["pipeline"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Where the branches of guidance were predicted.
+
+    latents:   `(B, *latent)`
+    embedding: of the conditional branch
+    guidance:  that was asked for
+    """
+
+    latents: torch.Tensor
+    step: Step
+    embedding: Embedding
+    guidance: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +88,7 @@ class Facts:
     checkpoints:      hub ids
     parameters:       of the transformer, in the order of the checkpoints
     licence:          of the weights; gated: the hub asks for consent first
-    guidance:         which form, in a few words
+    guidance:         of a diffusion model, which form in a few words
     needs:            packages beside ours that the family cannot do without
     context_parallel, tensor_parallel: whether the library ships a plan
     advice:           recommended RL settings, or what to know
@@ -68,7 +98,7 @@ class Facts:
     checkpoints: tuple[str, ...]
     parameters: str
     licence: str
-    guidance: str
+    guidance: str = ""
     gated: bool = False
     needs: tuple[str, ...] = ()
     context_parallel: bool = False
@@ -140,6 +170,10 @@ class LanguageFamily(Family):
         """V."""
 
     @abstractmethod
+    def hidden_size(self, bundle: Bundle) -> int:
+        """D."""
+
+    @abstractmethod
     def end_tokens(self, bundle: Bundle) -> tuple[int, ...]:
         """The tokens that end a response."""
 
@@ -177,8 +211,8 @@ class DiffusionFamily(Family):
         """The sigmas and model times of `sampling.steps` steps."""
 
     @abstractmethod
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
-        """Model time of arbitrary noise levels `(B,)`, for losses on the forward process."""
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Model time of arbitrary noise levels `(B,)` of latents `(B, *shape)`."""
 
     def refuse_points(self, bundle: Bundle) -> None:
         """ValueError where the model has no velocity at a point, for losses on the forward process to train.
@@ -210,24 +244,9 @@ class DiffusionFamily(Family):
         guidance: for models that take it as an input
         """
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
         """The velocity that guidance makes of the two branches: classifier-free, unless the family says otherwise."""
-        return classifier_free(conditional, unconditional, guidance)
-
-    def guide_at(
-        self,
-        conditional: torch.Tensor,
-        unconditional: torch.Tensor,
-        *,
-        latents: torch.Tensor,
-        step: Step,
-        embedding: Embedding,
-        guidance: float,
-    ) -> torch.Tensor:
-        """`guide` at the latents and the prompts that made the branches; a rule of its own where they matter to it."""
-        return self.guide(conditional, unconditional, step, guidance)
+        return classifier_free(conditional, unconditional, at.guidance)
 
     @abstractmethod
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
@@ -243,7 +262,7 @@ class DiffusionFamily(Family):
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         """Write what `load` (and, for a published family, diffusers) reads back: the whole pipeline."""
-        bundle.processors["pipeline"].save_pretrained(folder)
+        bundle.pipeline.save_pretrained(folder)
 
 
 def classifier_free(conditional: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:

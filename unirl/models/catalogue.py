@@ -9,11 +9,15 @@ import json
 import pkgutil
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import unirl.models.diffusion
+import unirl.models.language
 import unirl.models.tiny
+import unirl.models.tiny_language
 from unirl.config.error import nearest
-from unirl.models.base import DiffusionFamily
+from unirl.models import base
+from unirl.models.base import DiffusionFamily, LanguageFamily
 
 PAGE = Path("docs", "models.md")
 _WIDTH = 120
@@ -31,20 +35,21 @@ model: {{_target_: unirl.models.diffusion.sd3.SD3, checkpoint: stabilityai/stabl
 ```
 
 Parameters are those of the transformer, in the order of the checkpoints. Gated: the hub asks for consent first.
-Parallel: what `diffusers` ships a plan for. [Add a model family](add-a-model.md) tells how to write another.
+Parallel: what the library ships a plan for. [Add a model family](add-a-model.md) tells how to write another.
 """
 
-Family = type[DiffusionFamily]
+Family = type[base.Family]
 
 
 def families() -> dict[str, Family]:
     """Every family that a recipe can name, by class name; in the order of kinds, and in each by the alphabet."""
-    packaged = pkgutil.iter_modules(unirl.models.diffusion.__path__, f"{unirl.models.diffusion.__name__}.")
-    # Modules of `nn.Module` classes load torch, and hold no family.
-    names = [module.name for module in packaged if not module.name.endswith("_modules")]
-    modules = [unirl.models.tiny, *map(importlib.import_module, names)]
-    found = [cls for module in modules for cls in vars(module).values() if _is_family(cls, module.__name__)]
-    return {cls.__name__: cls for cls in sorted(found, key=lambda cls: (kind(cls), cls.__name__.lower()))}
+    modules = [unirl.models.tiny, unirl.models.tiny_language]
+    for package in (unirl.models.diffusion, unirl.models.language):
+        found = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+        # Modules of `nn.Module` classes load torch, and hold no family.
+        modules += [importlib.import_module(module.name) for module in found if not module.name.endswith("_modules")]
+    own = [cls for module in modules for cls in vars(module).values() if _is_family(cls, module.__name__)]
+    return {cls.__name__: cls for cls in sorted(own, key=lambda cls: (kind(cls), cls.__name__.lower()))}
 
 
 def find_family(name: str) -> Family:
@@ -92,15 +97,20 @@ def settings(family: Family) -> list[tuple[str, str, str]]:
     """Name, type and default of each setting; the default as a recipe writes it, `required` where there is none."""
     assert dataclasses.is_dataclass(family)
     fields = dataclasses.fields(family)
-    assert all(field.default_factory is dataclasses.MISSING for field in fields)
-    defaults = [field.default if field.default is not dataclasses.MISSING else _REQUIRED for field in fields]
-    written = [json.dumps(value, default=str, ensure_ascii=False).strip('"') for value in defaults]
+    written = [json.dumps(_default(field), default=str, ensure_ascii=False).strip('"') for field in fields]
     return [(field.name, str(field.type), value) for field, value in zip(fields, written, strict=True)]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return _REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
 def description(family: Family) -> str:
     """Its docstring, then those of the classes that it shares with others."""
-    shared = [cls for cls in family.__mro__ if issubclass(cls, DiffusionFamily) and cls is not DiffusionFamily]
+    contracts = (base.Family, DiffusionFamily, LanguageFamily)
+    shared = [cls for cls in family.__mro__ if issubclass(cls, base.Family) and cls not in contracts]
     return "\n\n".join(inspect.cleandoc(cls.__doc__ or "") for cls in shared)
 
 
@@ -127,15 +137,16 @@ def page() -> str:
     columns = ("makes", "parameters", "licence", "guidance", "parallel")
     for title, names in kinds.items():
         told = {name: facts(found[name]) for name in names}
-        rows = [(f"[{name}](#{name.lower()})", *(told[name][column] for column in columns)) for name in names]
-        parts.append(f"## {title.capitalize()}\n\n{_markdown(('family', *columns), rows)}")
+        known = [column for column in columns if all(column in lines for lines in told.values())]
+        rows = [(f"[{name}](#{name.lower()})", *(told[name][column] for column in known)) for name in names]
+        parts.append(f"## {title.capitalize()}\n\n{_markdown(('family', *known), rows)}")
     return "\n".join([*parts, "## Each family\n", *map(_section, found.values())])
 
 
 def _is_family(cls: object, module: str) -> bool:
-    """Whether it is a concrete family that this module defines, not one that it imports."""
-    own = isinstance(cls, type) and issubclass(cls, DiffusionFamily) and cls.__module__ == module
-    return own and not inspect.isabstract(cls)
+    """Whether it is a family with facts that this module defines: not imported, and no base of several."""
+    own = isinstance(cls, type) and issubclass(cls, base.Family) and cls.__module__ == module
+    return own and "facts" in vars(cls)
 
 
 def _path(family: Family) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily
+from unirl.models.base import Bundle, DiffusionFamily, Point
 from unirl.sde.elements import Elements
 from unirl.sde.noise import StepNoise, initial_noise
 from unirl.sde.solver import SOLVERS
@@ -133,11 +133,8 @@ class DiffusionStage:
                 with torch.no_grad():
                     unconditional = self._branch(latents, step, conditions.negative, guidance)
                 conditional = self._branch(latents, step, conditions.positive, guidance)
-        embedding = conditions.positive
-        guided = self.family.guide_at(
-            conditional, unconditional, latents=latents, step=step, embedding=embedding, guidance=guidance
-        )
-        return guided, unconditional
+        at = Point(latents, step, conditions.positive, guidance)
+        return self.family.guide(conditional, unconditional, at), unconditional
 
     def _branch(self, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float) -> torch.Tensor:
         return self.family.predict(self.bundle, latents, step, embedding, guidance).float()

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unirl.models.pretrained import resolve
 from unirl.types.media import Media, to_uint8
 
 if TYPE_CHECKING:
@@ -29,12 +30,13 @@ def fitted(picture: Image, area: int, multiple: int = 32) -> tuple[int, int]:
 
 
 def processor_folder(checkpoint: str) -> Path:
-    """The `processor` of a saved pipeline, a folder or a hub id."""
-    if Path(checkpoint).is_dir():
-        return Path(checkpoint) / "processor"
+    """The `processor` of a saved pipeline."""
+    source = resolve(checkpoint)
+    if Path(source).is_dir():
+        return Path(source) / "processor"
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(checkpoint, allow_patterns=["processor/*"])) / "processor"
+    return Path(snapshot_download(source, allow_patterns=["processor/*"])) / "processor"
 
 
 def picture_processor(published: type[Any], image_processor: Any, tokenizer: Any) -> Any:

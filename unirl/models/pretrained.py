@@ -1,8 +1,9 @@
-"""What most families ask of a published diffusers pipeline: its folder, its scheduler, its sizes, its autoencoder."""
+"""What families ask of a published diffusers pipeline before they use it: its folder, its parts, its scheduler."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 
 import torch
 
+from unirl.models.random_weights import folders
+from unirl.sde.schedule import linear_mu, shift_sigmas, stretch_to_terminal
 from unirl.types.batch import pad_to_longest
 from unirl.types.condition import Embedding
-from unirl.types.media import Media
-from unirl.types.sampling import DiffusionSamplingParams
 
+_RANDOM = "random:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EULER = "FlowMatchEulerDiscreteScheduler"
+# The name of the shift in the config of each scheduler of a flow.
+_SHIFTS = {_EULER: "shift", "DPMSolverMultistepScheduler": "flow_shift", "UniPCMultistepScheduler": "flow_shift"}
 _OTHER_TABLES = (
     "use_dynamic_shifting",
     "use_karras_sigmas",
@@ -29,34 +33,50 @@ _OTHER_TABLES = (
 
 
 def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index.json") -> None:
-    """ValueError unless `checkpoint` is a hub id, or a folder that holds one of the saved `pipelines` (class names).
+    """ValueError unless `checkpoint` is a hub id, or holds one of the saved `pipelines` (class names).
 
+    What holds one is a folder, or `random:NAME`, which is not written for it.
     index: the file that says which class; `modular_model_index.json` for a modular pipeline
     """
-    folder = Path(checkpoint)
-    if not folder.is_dir():
-        if not _HUB_ID.fullmatch(checkpoint):
-            raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name)")
-        return
-    if not (folder / index).is_file():
-        raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
-    found = json.loads((folder / index).read_text())["_class_name"]
-    if found not in pipelines:
-        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")
+    found = _held(checkpoint, index)
+    if found is not None:
+        _check_class(checkpoint, found, pipelines)
 
 
-def load_pipeline(
-    pipeline_class: Any, checkpoint: str, device: torch.device, *, dtype: torch.dtype, frozen_dtype: torch.dtype | None
-) -> Any:
-    """A diffusers pipeline on `device`: its transformer in `dtype`, the rest in `frozen_dtype` (None for the same).
+def is_random(checkpoint: str) -> bool:
+    """Whether it is `random:NAME`."""
+    return checkpoint.startswith(_RANDOM)
 
-    The autoencoder stays float32 (it is small, and rewards look at what it draws) and decodes one picture at a time:
-    the memory of a batch is that of one, and no picture depends on its batch.
-    """
-    dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-    pipeline = pipeline_class.from_pretrained(checkpoint, dtype=dtypes).to(device)
-    pipeline.vae.enable_slicing()
-    return pipeline
+
+def resolve(checkpoint: str) -> str:
+    """What libraries load: a hub id or a folder as it is, for `random:NAME` its folder, written at the first use."""
+    if is_random(checkpoint):
+        return str(folders.folder_of(checkpoint.removeprefix(_RANDOM)))
+    return checkpoint
+
+
+def pipeline_name(checkpoint: str, *pipelines: str) -> str:
+    """The class of a checkpoint's pipeline, by its index and before any weights. ValueError unless of `pipelines`."""
+    from diffusers import DiffusionPipeline
+
+    index: Any = DiffusionPipeline.load_config(resolve(checkpoint))
+    _check_class(checkpoint, index["_class_name"], pipelines)
+    return index["_class_name"]
+
+
+def saved_config(folder: Path, part: str) -> dict[str, Any]:
+    """The config of a part of a saved pipeline."""
+    file = folder / part / "config.json"
+    if not file.is_file():
+        raise ValueError(f"checkpoint {folder} holds no {part}/config.json: it is no whole diffusers pipeline")
+    return json.loads(file.read_text())
+
+
+def check_count(name: str, value: int, least: int = 1, most: int | None = None) -> None:
+    """ValueError unless a setting is in range."""
+    if value < least or (most is not None and value > most):
+        allowed = f"at least {least}" if most is None else f"in {least}..{most}"
+        raise ValueError(f"{name} must be {allowed}, got {value}")
 
 
 def check_euler(config: Mapping[str, Any], *read: str, time_shift: str = "exponential") -> None:
@@ -75,44 +95,54 @@ def check_euler(config: Mapping[str, Any], *read: str, time_shift: str = "expone
         raise ValueError(f"this family's shift is {time_shift}, the checkpoint has {config['time_shift_type']!r}")
 
 
-def static_shift(config: Mapping[str, Any]) -> float:
-    """The shift of an Euler scheduler's config. ValueError where the scheduler makes another table than that shift."""
-    check_euler(config)
-    return config["shift"]
+def check_dynamic(config: Mapping[str, Any], *read: str, time_shift: str = "exponential") -> None:
+    """`check_euler` for a family that shifts by the size of what it makes, which its scheduler must do as well."""
+    check_euler(config, "use_dynamic_shifting", *read, time_shift=time_shift)
+    if not config["use_dynamic_shifting"]:
+        raise ValueError("this family shifts by the size of what it makes, the checkpoint's scheduler by a constant")
 
 
-def check_size(sampling: DiffusionSamplingParams, cell: int, largest: int | None = None) -> None:
-    """ValueError, with the nearest size, unless both sides are 1 to `largest` times `cell` pixels."""
-    wanted = (sampling.height, sampling.width)
-    cells = [max(round(side / cell), 1) for side in wanted]
-    nearest = [min(count, largest or count) * cell for count in cells]
-    if list(wanted) != nearest:
-        limit = f" up to {largest * cell}" if largest else ""
-        raise ValueError(
-            f"this model makes multiples of {cell} pixels{limit}, asked for {sampling.height} x {sampling.width}; "
-            f"the nearest is {nearest[0]} x {nearest[1]}"
-        )
+def euler_sigmas(config: Mapping[str, Any], grid: torch.Tensor, tokens: int, shift: float | None) -> torch.Tensor:
+    """`grid` shifted by `shift`, or where that is None as the config of an Euler scheduler says, then stretched.
+
+    A dynamic shift grows with the number of tokens; `shift_terminal` is where the last sigma is stretched to.
+    """
+    if shift is None and config["use_dynamic_shifting"]:
+        base = (config["base_image_seq_len"], config["base_shift"])
+        shift = math.exp(linear_mu(tokens, base=base, top=(config["max_image_seq_len"], config["max_shift"])))
+    sigmas = shift_sigmas(grid, config["shift"] if shift is None else shift)
+    return stretch_to_terminal(sigmas, config["shift_terminal"]) if config["shift_terminal"] else sigmas
+
+
+def flow_shift(config: Mapping[str, Any]) -> float:
+    """The shift of a checkpoint's scheduler, for a family that walks by Euler's table whatever the scheduler is."""
+    found = config["_class_name"]
+    if found not in _SHIFTS:
+        raise ValueError(f"this family's schedule is that of {' or '.join(_SHIFTS)}, the checkpoint has {found}")
+    return config[_SHIFTS[found]]
 
 
 def ragged_embedding(rows: list[torch.Tensor]) -> Embedding:
-    """Hidden states `(L_i, D)` of each prompt, padded to the longest, with the mask that says which are real."""
+    """States `(L_i, D)`, or ids `(L_i,)`, of each prompt, padded to the longest; the mask says which are real."""
     tokens = torch.cat(pad_to_longest([row[None] for row in rows]))
     mask = torch.cat(pad_to_longest([torch.ones(1, len(row), dtype=torch.bool, device=row.device) for row in rows]))
     return Embedding(tokens=tokens, mask=mask)
 
 
-def decode_images(pipeline: Any, latents: torch.Tensor) -> Media:
-    """x_0 `(N, C, H, W)` to pictures, by the AutoencoderKL of a pipeline."""
-    config = pipeline.vae.config
-    scaled = latents.float() / config.scaling_factor + (config.shift_factor or 0.0)
-    decoded = pipeline.vae.decode(scaled, return_dict=False)[0]
-    return Media(images=pipeline.image_processor.postprocess(decoded, output_type="pt").cpu())
+def _held(checkpoint: str, index: str) -> str | None:
+    """The class of the saved pipeline; None for a hub id, which is taken at its word."""
+    if is_random(checkpoint):
+        return folders.find(checkpoint.removeprefix(_RANDOM)).pipeline
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        if not (folder / index).is_file():
+            raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
+        return json.loads((folder / index).read_text())["_class_name"]
+    if not _HUB_ID.fullmatch(checkpoint):
+        raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name) nor random:NAME")
+    return None
 
 
-def encode_images(pipeline: Any, media: Media) -> torch.Tensor:
-    """Pictures to x_0: the mode of the posterior, not a draw, so that the same picture is the same latent."""
-    assert media.images is not None, "supervised training of this family needs images"
-    vae = pipeline.vae
-    pixels = media.images.to(vae.device, torch.float32) * 2 - 1
-    latents = vae.encode(pixels, return_dict=False)[0].mode()
-    return (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+def _check_class(checkpoint: str, found: str, pipelines: tuple[str, ...]) -> None:
+    if found not in pipelines:
+        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")

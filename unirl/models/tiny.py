@@ -108,9 +108,9 @@ class TinySD3(DiffusionFamily):
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), sampling.shift or 1.0))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma * 1000
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:

@@ -20,7 +20,7 @@ _END = "<end>"
 
 @dataclasses.dataclass(frozen=True)
 class TinyLM(TransformersLM):
-    """A Qwen3 of 0.8M weights by default, which responds to a prompt as it stands.
+    """A Qwen3 of 0.6M weights by default, which responds to a prompt as it stands.
 
     checkpoint: a folder that `save` wrote, whose shape must equal the settings; None draws weights from `init_seed`
     characters: those that a prompt may hold, any other is an error; the one token beside them ends a response
@@ -30,9 +30,8 @@ class TinyLM(TransformersLM):
     facts: ClassVar[Facts] = Facts(
         makes="text",
         checkpoints=(),
-        parameters="0.8M by default",
+        parameters="0.6M by default",
         licence="Apache-2.0",
-        guidance="none",
         advice="for a CPU: the quickstart's language model",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (

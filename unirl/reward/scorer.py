@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -39,9 +39,43 @@ class ScorerInput:
             raise ValueError(f"{self.id} holds no picture, and this scorer scores pictures")
         return self.image
 
+    @property
+    def frames(self) -> np.ndarray:
+        """What a scorer of pictures looks at, `(F, H, W, 3)`: the video's frames, or the image as the only one."""
+        return self.picture[None] if self.video is None else self.video
+
+    @property
+    def written(self) -> str:
+        """The text of a scorer that needs one; ValueError without."""
+        if self.text is None:
+            raise ValueError(f"{self.id} holds no text, and this scorer scores texts")
+        return self.text
+
+    def given(self, key: str) -> Any:
+        """`metadata[key]`; ValueError where the row has none."""
+        if key not in self.metadata:
+            raise ValueError(f"{self.id}: metadata has no {key!r}, only {sorted(self.metadata)}: name the right key")
+        return self.metadata[key]
+
+
+class Unscored(float):
+    """NaN with its cause: returned in place of a score, it spares the other samples of the batch a second call."""
+
+    def __new__(cls, cause: str) -> Self:
+        self = super().__new__(cls, "nan")
+        self.cause = cause
+        return self
+
+    cause: str
+
 
 class Scorer(ABC):
-    """Judges samples one by one. A subclass is a frozen dataclass of settings; the first `score` loads its model."""
+    """Judges samples one by one. A subclass is a frozen dataclass of settings; the first `score` loads its model.
+
+    time_limit: seconds that a sample may take where the recipe does not say; None is no limit
+    """
+
+    time_limit: ClassVar[float | None] = None
 
     @abstractmethod
     def score(self, samples: list[ScorerInput]) -> list[float]:
@@ -49,6 +83,9 @@ class Scorer(ABC):
 
         May raise: the service then finds the samples that are to blame.
         """
+
+    def prepare(self) -> None:  # noqa: B027 - most scorers have nothing to load
+        """Load now what the first `score` would load: under a time limit, that is no sample's time."""
 
 
 class SetMeasure(ABC):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import numbers
+import pickle
 from collections.abc import Iterable
 
 import numpy as np
@@ -18,14 +18,15 @@ import torch
 
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
+from unirl.reward.outcome import Outcome, isolate
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
+from unirl.reward.time_limit import TimeLimited
 from unirl.types.media import to_uint8
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
 from unirl.types.sample_id import ancestor_id
 
 _log = logging.getLogger(__name__)
-_LARGEST = 3.4028234663852886e38  # of float32, in which scores are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +35,33 @@ class WeightedScorer:
 
     weight:   finite; a negative one makes a penalty
     required: False keeps it out of the reward: it is only logged, and its failures invalidate nothing
+    time_limit: seconds that one sample may take; the scorer then runs in processes of its own, sample by sample, and a
+                sample that takes longer is invalid. None: what the scorer's class says, mostly no limit
+    processes:  how many of them
     """
 
     scorer: Scorer
     weight: float = 1.0
     required: bool = True
+    time_limit: float | None = None
+    processes: int = 1
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
             raise ValueError(f"the weight of a scorer must be finite, got {self.weight}")
+        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
+            raise ValueError(f"time_limit must be positive seconds, or null for none, got {self.time_limit}")
+        if self.processes < 1:
+            raise ValueError(f"processes must be at least 1, got {self.processes}")
+        if self.limit is not None:
+            _check_sendable(self.scorer)
+        elif self.processes > 1:
+            raise ValueError(f"processes={self.processes} takes effect under a time_limit only: give one, in seconds")
+
+    @property
+    def limit(self) -> float | None:
+        """The time limit in force."""
+        return self.scorer.time_limit if self.time_limit is None else self.time_limit
 
     @property
     def counts(self) -> bool:
@@ -76,11 +95,36 @@ class RewardConfig:
         return {name: weighted.weight if weighted.counts else 0.0 for name, weighted in self.scorers.items()}
 
 
+def _check_sendable(scorer: Scorer) -> None:
+    kind = type(scorer)
+    try:
+        pickle.dumps(scorer)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"a time limit runs {kind.__name__} in another process, and it cannot go there: {error}"
+        ) from None
+    if kind.__module__ == "__main__":
+        raise ValueError(
+            f"a time limit runs {kind.__name__} in another process, which cannot import it from the main program: "
+            "define it in a module"
+        )
+
+
 class RewardService(Remote):
     """Scores the frontier of a Sample."""
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
+        self._limited = {
+            name: TimeLimited(name, weighted.scorer, weighted.limit, weighted.processes)
+            for name, weighted in config.scorers.items()
+            if weighted.limit is not None
+        }
+
+    def close(self) -> None:
+        """End the processes of the scorers that have a time limit."""
+        for limited in self._limited.values():
+            limited.close()
 
     @remote(Dispatch.DP_SCATTER)
     def score(self, sample: Sample) -> Scores:
@@ -93,7 +137,7 @@ class RewardService(Remote):
         components: dict[str, torch.Tensor] = {}
         total = torch.zeros(len(inputs), dtype=torch.float64)
         for name, weighted in self.config.scorers.items():
-            components[name], failures = _column(name, weighted.scorer, inputs, failed["picture"])
+            components[name], failures = self._column(name, inputs, failed["picture"])
             if weighted.counts:
                 total += weighted.weight * components[name].double()
                 failed[name] = failures
@@ -101,7 +145,26 @@ class RewardService(Remote):
         causes = ["; ".join(rows[row].cause for rows in failed.values() if row in rows) for row in range(len(inputs))]
         return Scores(total=total.float(), components=components, causes=causes)
 
-    def _check_share(self, failed: dict[str, dict[int, _Outcome]], count: int) -> None:
+    def _column(
+        self, name: str, inputs: list[ScorerInput], broken: dict[int, Outcome]
+    ) -> tuple[torch.Tensor, dict[int, Outcome]]:
+        """Scores `(N,)` of one scorer, NaN where there is none, and its failures among the rows that are not broken."""
+        usable = [row for row in range(len(inputs)) if row not in broken]
+        outcomes = self._outcomes(name, [inputs[row] for row in usable])
+        column = torch.full((len(inputs),), torch.nan)
+        column[usable] = torch.tensor([outcome.value for outcome in outcomes])
+        failures = {row: outcome for row, outcome in zip(usable, outcomes, strict=True) if outcome.cause}
+        if failures:
+            first = _first(failures).cause
+            _log.warning("scorer %s failed on %d of %d samples; first: %s", name, len(failures), len(usable), first)
+        return column, failures
+
+    def _outcomes(self, name: str, samples: list[ScorerInput]) -> list[Outcome]:
+        if name in self._limited:
+            return self._limited[name].score(samples)
+        return isolate(name, self.config.scorers[name].scorer, samples)
+
+    def _check_share(self, failed: dict[str, dict[int, Outcome]], count: int) -> None:
         invalid = set().union(*failed.values())
         if len(invalid) <= self.config.max_invalid * count:
             return
@@ -162,79 +225,19 @@ def set_measures(sample: Sample, measures: dict[str, SetMeasure]) -> dict[str, f
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """A finite value and no cause, or NaN, a cause and the error that was raised, if one was."""
-
-    value: float
-    cause: str = ""
-    error: Exception | None = None
-
-
-def _column(
-    name: str, scorer: Scorer, inputs: list[ScorerInput], broken: dict[int, _Outcome]
-) -> tuple[torch.Tensor, dict[int, _Outcome]]:
-    """The scores `(N,)` of one scorer, NaN where there is none, and its failures among the rows that are not broken."""
-    usable = [row for row in range(len(inputs)) if row not in broken]
-    outcomes = _isolate(name, scorer, [inputs[row] for row in usable])
-    column = torch.full((len(inputs),), torch.nan)
-    column[usable] = torch.tensor([outcome.value for outcome in outcomes])
-    failures = {row: outcome for row, outcome in zip(usable, outcomes, strict=True) if outcome.cause}
-    if failures:
-        first = _first(failures).cause
-        _log.warning("scorer %s failed on %d of %d samples; first: %s", name, len(failures), len(usable), first)
-    return column, failures
-
-
-def _isolate(name: str, scorer: Scorer, samples: list[ScorerInput]) -> list[_Outcome]:
-    """An outcome per sample; a batch that raises is halved until the samples to blame stand alone."""
-    if not samples:
-        return []
-    try:
-        returned = scorer.score(list(samples))
-    except Exception as error:  # noqa: BLE001 - scorers are anybody's code; what they raise costs a sample, not the run
-        if len(samples) == 1:
-            return [_Outcome(math.nan, f"{name}: {samples[0].id}: {type(error).__name__}: {error}", error)]
-        middle = len(samples) // 2
-        return _isolate(name, scorer, samples[:middle]) + _isolate(name, scorer, samples[middle:])
-    _check_returned(name, returned, len(samples))
-    return [_outcome(name, sample, value) for sample, value in zip(samples, returned, strict=True)]
-
-
-def _check_returned(name: str, returned: object, count: int) -> None:
-    if not isinstance(returned, list | tuple):
-        raise ValueError(
-            f"scorer {name} returned {type(returned).__name__}, not a list of floats (an array has .tolist())"
-        )
-    if len(returned) != count:
-        raise ValueError(f"scorer {name} returned {len(returned)} scores for {count} samples")
-    for value in returned:
-        if not isinstance(value, numbers.Real):
-            raise ValueError(
-                f"scorer {name} returned a {type(value).__name__} ({value!r}) as a score: return a float, "
-                'and float("nan") for a sample that cannot be scored'
-            )
-
-
-def _outcome(name: str, sample: ScorerInput, value: float) -> _Outcome:
-    if math.isfinite(value) and abs(value) <= _LARGEST:
-        return _Outcome(float(value))
-    return _Outcome(math.nan, f"{name}: {sample.id}: the score is {value} (prompt {sample.prompt!r})")
-
-
-def _broken_pictures(part: Part) -> dict[int, _Outcome]:
+def _broken_pictures(part: Part) -> dict[int, Outcome]:
     """Rows whose picture (video, sound) is not finite: as uint8 it would look like any other picture."""
     if part.media is None:
         return {}
     kinds = {"picture": part.media.images, "video": part.media.videos, "sound": part.media.audio}
-    broken: dict[int, _Outcome] = {}
+    broken: dict[int, Outcome] = {}
     for kind, values in kinds.items():
         finite = [] if values is None else torch.isfinite(values).flatten(1).all(1).tolist()
         for row, ok in enumerate(finite):
             if not ok:
-                broken[row] = _Outcome(math.nan, f"{part.ids[row]}: the {kind} is not finite")
+                broken[row] = Outcome(math.nan, f"{part.ids[row]}: the {kind} is not finite")
     return broken
 
 
-def _first(failures: dict[int, _Outcome]) -> _Outcome:
+def _first(failures: dict[int, Outcome]) -> Outcome:
     return failures[min(failures)]

@@ -41,11 +41,14 @@ def _write_adapter(stage: Trainable, lora: LoRA, folder: Path) -> None:
     from diffusers.loaders.lora_base import LoraBaseMixin
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
+    from transformers import PreTrainedModel
 
     module, processors = stage.bundle.trained, stage.bundle.processors
     weights = {name: value.detach().cpu() for name, value in get_peft_model_state_dict(module).items()}
     config = adapter_config(lora, stage.family.lora_targets)
     config.inference_mode = True
+    if isinstance(module, PreTrainedModel):
+        config.base_model_name_or_path, config.task_type = module.name_or_path, "CAUSAL_LM"
     if "pipeline" in processors:
         pipeline, loads_adapters = processors["pipeline"], isinstance(processors["pipeline"], LoraBaseMixin)
         config.base_model_name_or_path = pipeline.name_or_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal
 
 import torch
@@ -17,16 +18,17 @@ from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import ARBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.critic import Critic
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import TokenGeometry
 from unirl.trainer.base import PolicyConfig, PolicyTrainer
 from unirl.trainer.evaluation import Evaluation, judge
+from unirl.trainer.responses import OVERLONG, ResponseConfig, response_metrics
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
 from unirl.trainer.text_evaluation import TextEvalConfig
-from unirl.types.metric import Metrics, mean, merge
+from unirl.types.metric import Metrics, merge
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import ARSamplingParams
-from unirl.types.segment import TextSegment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +51,13 @@ class ARConfig(PolicyConfig):
     train: ARTrainConfig
     rollout: Trainside = dataclasses.field(default_factory=Trainside)
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
+    responses: ResponseConfig = dataclasses.field(default_factory=ResponseConfig)
     eval: TextEvalConfig | None = None
     domain: Literal["ar"] = "ar"
 
     def __post_init__(self) -> None:
-        check_groups(self.data, self.advantage)
+        self._check_advantages()
+        self.responses.check(self.data.samples_per_prompt, self.sampling)
         self.train.geometry.check(self.data.prompts_per_step * self.data.samples_per_prompt)
         if self.sampling.temperature == 0:
             raise ValueError(
@@ -64,11 +68,41 @@ class ARConfig(PolicyConfig):
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} samples with the live weights: set rollout.weights=live, got ema")
         PromptSampler(self.data.prompts.rows(), self.data.prompts_per_step, self.run.seed)
-        self.reward.refuse_names(REWARD_FIGURES)
+        self.reward.refuse_names([*REWARD_FIGURES, OVERLONG])
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:
             self.eval.check(self.reward, self.run)
+
+    def _check_advantages(self) -> None:
+        name, values, advantage = type(self.algorithm).__name__, self.algorithm.needs.values, self.advantage
+        if values is None:
+            check_groups(self.data, advantage)
+            if self.train.backend.critic:
+                raise ValueError(f"{name} learns no values: leave train.backend.critic at false")
+            if self.responses.max_draws and advantage.scope == "global":
+                raise ValueError(
+                    "with advantage.scope=global groups of equal rewards teach as well: leave responses.max_draws at "
+                    f"0, got {self.responses.max_draws}"
+                )
+            if self.responses.overlong is not None and advantage.combine == "per_component":
+                raise ValueError(
+                    "responses.overlong is added to the reward, which advantage.combine=per_component does not look "
+                    "at: set combine=weighted_sum, or leave overlong out"
+                )
+            return
+        if not self.train.backend.critic:
+            raise ValueError(f"{name} learns values: set train.backend.critic=true")
+        if advantage != AdvantageConfig():
+            raise ValueError(
+                f"{name} takes its advantages from its critic (algorithm.gae), so advantage has no effect: leave it "
+                f"out, got {advantage}"
+            )
+        if self.responses.max_draws:
+            raise ValueError(
+                f"with a critic groups of equal rewards teach as well: leave responses.max_draws at 0, got "
+                f"{self.responses.max_draws}"
+            )
 
     @property
     def optimizer_steps(self) -> int:
@@ -97,21 +131,35 @@ class ARTrainer(PolicyTrainer):
         )
         self.rollout = slab.spawn(TrainsideEngine, self.backend, config.rollout, ARPipeline)
         self.reward = slab.spawn(RewardService, config.reward)
+        self.critic = slab.spawn(Critic, self.backend, config.train.geometry) if config.train.backend.critic else None
         self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
         if config.eval is not None:
             self.judges = slab.spawn(RewardService, config.eval.judges(config.reward))
 
     def step(self, number: int) -> Metrics:
         config = self.config
-        prompts = Sample((self.prompts.draw(number),))
-        request = prompts.fork(config.data.samples_per_prompt, config.sampling)
+        part, drawn = config.responses.gathered(config.data.prompts_per_step, functools.partial(self._scored, number))
+        part = self._with_advantages(config.responses.shaped(part, config.sampling))
+        metrics = self.stack.train(part, Progress(number, config.run.steps))
+        return merge([reward_metrics(part), response_metrics(part), drawn, metrics])
+
+    def _scored(self, number: int, extra: int, count: int) -> Part:
+        """Responses to `count` prompts with their rewards; `extra` numbers the further draws of rollout `number`."""
+        prompts = Sample((self.prompts.draw(number, extra, count=count),))
+        request = prompts.fork(self.config.data.samples_per_prompt, self.config.sampling)
         with self.timer("rollout"):
             sample = self.rollout.generate(request)
         with self.timer("reward"):
-            scores = self.reward.score(sample)
-        part = config.advantage.of(sample.frontier.with_rewards(scores), config.reward)
-        metrics = self.stack.train(part, Progress(number, config.run.steps))
-        return merge([reward_metrics(part), response_metrics(part), metrics])
+            return sample.frontier.with_rewards(self.reward.score(sample))
+
+    def _with_advantages(self, part: Part) -> Part:
+        """Relative to the group, or from the values of a critic."""
+        gae = self.config.algorithm.needs.values
+        if gae is None:
+            return self.config.advantage.of(part, self.config.reward)
+        assert self.critic is not None
+        with self.timer("values"):
+            return gae.of(self.critic.valued(part))
 
     def evaluate(self) -> Evaluation | None:
         config = self.config.eval
@@ -120,14 +168,3 @@ class ARTrainer(PolicyTrainer):
         sample = self.rollout.generate(config.request(self.config.sampling))
         scores = self.judges.score(sample)
         return config.passed(judge(sample, scores, config), scores)
-
-
-def response_metrics(part: Part) -> Metrics:
-    """Figures of the responses."""
-    segment = part.segment
-    assert isinstance(segment, TextSegment)
-    count = float(len(segment))
-    return {
-        "rollout/tokens": mean(float(segment.lengths.double().mean()), count),
-        "rollout/truncated": mean(float(segment.truncated.double().mean()), count),
-    }

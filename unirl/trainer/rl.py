@@ -61,20 +61,18 @@ def check_groups(data: DataConfig, advantage: AdvantageConfig) -> None:
 
 
 def reward_metrics(part: Part) -> Metrics:
-    """Figures of a scored part with advantages."""
+    """Figures of a scored part; of its advantages where they are relative to the group."""
     assert part.rewards is not None
-    assert part.advantages is not None
     assert part.reward_components is not None
     finite = part.rewards[part.valid].double()
     groups = part.groups("group")
     rows = {group: [i for i, own in enumerate(groups) if own == group] for group in dict.fromkeys(groups)}
     by_group = [part.rewards[members][part.valid[members]].double() for members in rows.values()]
     spreads = [float(group.std(correction=0)) for group in by_group if len(group)]
-    constant = [float(not part.advantages[members].any()) for members in rows.values()]
-    metrics: Metrics = {
-        "reward/invalid": total(float(len(part) - len(finite))),
-        "advantage/constant_groups": mean(sum(constant) / len(constant), float(len(constant))),
-    }
+    metrics: Metrics = {"reward/invalid": total(float(len(part) - len(finite)))}
+    if part.advantages is not None:
+        constant = [float(not part.advantages[members].any()) for members in rows.values()]
+        metrics["advantage/constant_groups"] = mean(sum(constant) / len(constant), float(len(constant)))
     if len(finite):
         weight = float(len(finite))
         metrics["reward/mean"] = mean(float(finite.mean()), weight)

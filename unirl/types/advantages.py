@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 Scale = Literal["group_std", "global_std", "none"]
+_WHITE = 1e-8  # added to the standard deviation
 
 
 def group_relative(rewards: torch.Tensor, groups: Sequence[str], *, scale: Scale, eps: float = 1e-6) -> torch.Tensor:
@@ -71,6 +72,34 @@ def gae(
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = torch.where(mask[:, t], step, 0)
     return advantages, torch.where(mask, advantages + values, 0)
+
+
+def packed_gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    whiten: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`gae` of packed sequences with one reward `(N,)` each, at the last True of its mask.
+
+    values, mask: `(T,)`; lengths: `(N,)`, they sum to T. whiten: over the mask, in sequences with a finite reward.
+    Returns advantages and returns `(T,)` float32, 0 outside of the mask and in sequences without a finite reward.
+    """
+    written = torch.arange(int(lengths.max()), device=mask.device) < lengths[:, None]
+    trained = torch.zeros_like(written).masked_scatter(written, mask) & torch.isfinite(rewards)[:, None]
+    padded = torch.zeros(written.shape, dtype=torch.float64, device=mask.device)
+    padded_values = padded.masked_scatter(written, values.double())
+    last = trained & (trained.flip(1).cumsum(1).flip(1) == 1)
+    terminal = torch.where(last, rewards.double()[:, None], padded)
+    advantages, returns = gae(terminal, padded_values, trained, gamma=gamma, lam=lam)
+    if whiten and trained.any():
+        kept = advantages[trained]
+        advantages = torch.where(trained, (advantages - kept.mean()) / (kept.std(correction=0) + _WHITE), 0)
+    return advantages[written].float(), returns[written].float()
 
 
 def _rows_of_groups(groups: Sequence[str]) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import torch
 
-from unirl.types.advantages import Scale, combine_rewards, group_relative
+from unirl.types.advantages import Scale, combine_rewards, group_relative, packed_gae
 from unirl.types.batch import Rows, dense, listed, mapped, nested, shared
 from unirl.types.condition import Conditions, PromptTokens
 from unirl.types.media import Media
@@ -39,7 +39,7 @@ class Part(Rows):
       conditions: what replay needs beside the segment
       version:    `(N,)` int64, the weights that made each row
     Set by the reward service and by compute_advantages:
-      rewards, reward_components, advantages: `(N,)` float32 each
+      rewards, reward_components, advantages: `(N,)` float32 each; advantages of a critic are the segment's, per token
     """
 
     ids: list[str] = listed()
@@ -154,6 +154,26 @@ class Part(Rows):
             parts = {name: group_relative(column, groups, scale=scale, eps=eps) for name, column in columns.items()}
             advantages = combine_rewards(parts, weights).to(torch.float32)
         return dataclasses.replace(self, advantages=advantages)
+
+    def compute_gae(self, *, gamma: float, lam: float, whiten: bool) -> Part:
+        """Advantages and returns of the tokens of responses, from the values of a critic.
+
+        The reward of a row stands at its last trained token. Rows without a finite reward get 0.
+        whiten: the advantages of all trained tokens of rows with a reward get mean 0 and standard deviation 1
+        """
+        segment = self.segment
+        if self.rewards is None or not isinstance(segment, TextSegment) or segment.values is None:
+            raise ValueError("compute_gae needs responses with rewards and with the values of a critic")
+        advantages, returns = packed_gae(
+            self.rewards.to(segment.values.device),
+            segment.values,
+            segment.loss_mask,
+            segment.lengths,
+            gamma=gamma,
+            lam=lam,
+            whiten=whiten,
+        )
+        return dataclasses.replace(self, segment=dataclasses.replace(segment, advantages=advantages, returns=returns))
 
     def groups(self, scope: Literal["group", "prompt", "global"]) -> list[str]:
         """The name of the group of each row."""

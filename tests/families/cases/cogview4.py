@@ -4,60 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import CogView4Pipeline, CogView4Transformer2DModel, FlowMatchEulerDiscreteScheduler
 from diffusers.models.transformers.transformer_cogview4 import CogView4AttnProcessor
-from transformers import GlmConfig, GlmModel
 
 from tests.families.case import Case, run_pipeline
-from tests.families.tiny import autoencoder, gemma_tokenizer, redraw
 from unirl.models.base import Bundle
 from unirl.models.diffusion.cogview4 import CogView4
+from unirl.models.random_weights.cogview4 import write
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
-
-WIDTH = 16  # of the text encoder
-
-
-def write(folder: Path) -> Path:
-    tokenizer: Any = gemma_tokenizer(padding_side="left")
-    transformer = CogView4Transformer2DModel(
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        text_embed_dim=WIDTH,
-        time_embed_dim=16,
-        condition_dim=4,
-        sample_size=16,
-        pos_embed_max_size=16,
-        rope_axes_dim=(16, 16),
-    )
-    text_encoder = GlmModel(
-        GlmConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            pad_token_id=0,
-        )
-    )
-    vae = autoencoder(scaling_factor=0.7, shift_factor=None)
-    redraw([transformer, text_encoder, vae])
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        base_shift=0.25, max_shift=0.75, base_image_seq_len=256, use_dynamic_shifting=True, time_shift_type="linear"
-    )
-    CogView4Pipeline(tokenizer, text_encoder, vae, transformer, scheduler).save_pretrained(folder)
-    return folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FluxKontextPipeline
 
 from tests.families.case import TEXTS, Case, run_pipeline
-from tests.families.tiny_flux import write_flux1
 from unirl.models.base import Bundle
-from unirl.models.diffusion.flux1 import FLUX1, pack, unpack
+from unirl.models.diffusion.flux1 import FLUX1
+from unirl.models.latents import pack, unpack
+from unirl.models.random_weights.flux1 import write
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -29,7 +29,7 @@ SAMPLING = DiffusionSamplingParams(steps=4, height=32, width=48, guidance=3.5)
 class ThousandfoldTime(FLUX1):
     """The model multiplies by 1000 itself."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return 1000 * sigma
 
 
@@ -92,7 +92,7 @@ def family(folder: Path, cls: type[FLUX1] = FLUX1, **settings: Any) -> FLUX1:
 CASES = [
     Case(
         name="flux1 dev",
-        write=write_flux1,
+        write=write,
         family=family,
         sampling=SAMPLING,
         reference=reference,
@@ -105,7 +105,7 @@ CASES = [
     ),
     Case(
         name="flux1 dev classifier-free",
-        write=write_flux1,
+        write=write,
         family=functools.partial(family, embedded_guidance=3.5),
         sampling=dataclasses.replace(SAMPLING, guidance=2.0, negative_prompt="a dog"),
         reference=functools.partial(
@@ -115,7 +115,7 @@ CASES = [
     ),
     Case(
         name="flux1 schnell",
-        write=functools.partial(write_flux1, guidance=False),
+        write=functools.partial(write, guidance=False),
         family=family,
         sampling=dataclasses.replace(SAMPLING, guidance=1.0),
         reference=reference,
@@ -123,7 +123,7 @@ CASES = [
     ),
     Case(
         name="flux1 kontext",
-        write=functools.partial(write_flux1, pipeline=FluxKontextPipeline),
+        write=functools.partial(write, edits=True),
         family=functools.partial(family, source_size="own"),
         sampling=SAMPLING,
         reference=kontext_reference,

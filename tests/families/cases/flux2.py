@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from tests.families.case import TEXTS, Case, run_pipeline
-from tests.families.tiny_flux import TEXT_LAYERS, write_flux2_dev, write_klein
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.flux2 import FLUX2Dev, FLUX2Klein
+from unirl.models.random_weights.flux2 import write_dev, write_klein
+from unirl.models.random_weights.parts import FLUX_TEXT_LAYERS
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -39,10 +40,8 @@ class StepsOfTen(FLUX2Klein):
 class SwappedBranches(FLUX2Klein):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[A
         latents,
         case,
         max_sequence_length=256 if case.name == "flux2 dev" else 96,
-        text_encoder_out_layers=TEXT_LAYERS,
+        text_encoder_out_layers=FLUX_TEXT_LAYERS,
         # The pipeline takes one list of pictures for all prompts.
         image=case.prompts.sources and [to_pil(picture) for picture in case.prompts.sources[0]],
     )
@@ -86,12 +85,12 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[A
 
 
 def klein(folder: Path, cls: type[FLUX2Klein] = FLUX2Klein) -> FLUX2Klein:
-    return cls(checkpoint=str(folder), max_sequence_length=96, text_layers=TEXT_LAYERS)
+    return cls(checkpoint=str(folder), max_sequence_length=96, text_layers=FLUX_TEXT_LAYERS)
 
 
 def dev(folder: Path, cls: type[FLUX2Dev] = FLUX2Dev) -> FLUX2Dev:
     # The system message alone takes 180 bytes, which are tokens here.
-    return cls(checkpoint=str(folder), max_sequence_length=256, text_layers=TEXT_LAYERS)
+    return cls(checkpoint=str(folder), max_sequence_length=256, text_layers=FLUX_TEXT_LAYERS)
 
 
 CASES = [
@@ -128,7 +127,7 @@ CASES = [
     ),
     Case(
         name="flux2 dev",
-        write=write_flux2_dev,
+        write=write_dev,
         family=dev,
         sampling=SAMPLING,
         reference=reference,

@@ -12,9 +12,10 @@ from diffusers import ClassifierFreeGuidance, Flux3AutoBlocks, Flux3DistilledAut
 
 from tests.families.case import Case
 from tests.families.cases.flux2 import PICTURES
-from tests.families.tiny_flux import TEXT_LAYERS, write_flux3
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.flux3 import FLUX3
+from unirl.models.random_weights.flux3 import write
+from unirl.models.random_weights.parts import FLUX_TEXT_LAYERS
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
@@ -42,10 +43,8 @@ class OneWindow(FLUX3):
 class SwappedBranches(FLUX3):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +98,7 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[A
                 prompt=text,
                 latents=latents[row : row + 1],
                 num_inference_steps=case.sampling.steps,
-                text_encoder_out_layers=TEXT_LAYERS,
+                text_encoder_out_layers=FLUX_TEXT_LAYERS,
                 **settings,
             )
         )
@@ -109,13 +108,13 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[A
 
 
 def family(folder: Path, cls: type[FLUX3] = FLUX3) -> FLUX3:
-    return cls(checkpoint=str(folder), text_layers=TEXT_LAYERS)
+    return cls(checkpoint=str(folder), text_layers=FLUX_TEXT_LAYERS)
 
 
 CASES = [
     Case(
         name="flux3",
-        write=write_flux3,
+        write=write,
         family=family,
         sampling=SAMPLING,
         reference=reference,
@@ -128,7 +127,7 @@ CASES = [
     ),
     Case(
         name="flux3 edit",
-        write=write_flux3,
+        write=write,
         family=family,
         sampling=SAMPLING,
         reference=reference,
@@ -139,7 +138,7 @@ CASES = [
 TWO_PICTURES = dataclasses.replace(CASES[-1], prompts=Media(texts=TEXTS, sources=[PICTURES, PICTURES]))
 FLOW_MAP = Case(
     name="flux3 distilled",
-    write=functools.partial(write_flux3, flow_map=True),
+    write=functools.partial(write, flow_map=True),
     family=family,
     sampling=dataclasses.replace(SAMPLING, guidance=1.0, noise_level=0.0),
     reference=reference,

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from tests.families.case import LEAVE_OUT, Case, run_pipeline
-from tests.families.tiny_hunyuan import write_hunyuan_image
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.hunyuan_image import HunyuanImage
+from unirl.models.random_weights.hunyuan_image import write
 from unirl.sde.schedule import pin, uniform_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.sde.steps import Schedule
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -28,7 +28,7 @@ PROJECTED: dict[str, Any] = {"apg_below": 0.9, "apg_threshold": 1.0}
 class TimeIsSigma(HunyuanImage):
     """The model time is not scaled."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 
@@ -36,10 +36,8 @@ class TimeIsSigma(HunyuanImage):
 class SwappedBranches(HunyuanImage):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +46,7 @@ class NoShift(HunyuanImage):
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         sigmas = pin(uniform_sigmas(sampling.steps))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
 
 def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[torch.Tensor | None], Media]:
@@ -81,7 +79,7 @@ def wide(folder: Path) -> HunyuanImage:
 CASES = [
     Case(
         name="hunyuan_image",
-        write=write_hunyuan_image,
+        write=write,
         family=wide,
         sampling=SAMPLING,
         reference=reference,
@@ -94,7 +92,7 @@ CASES = [
     ),
     Case(
         name="hunyuan_image projected",
-        write=write_hunyuan_image,
+        write=write,
         family=lambda folder: HunyuanImage(str(folder), **LENGTHS, **PROJECTED),
         sampling=SAMPLING,
         reference=projected_reference,

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from tests.families.case import Case, run_pipeline
-from tests.families.tiny_hunyuan import write_hunyuan_video
 from unirl.models.base import Bundle
 from unirl.models.diffusion.hunyuan_video import HunyuanVideo
+from unirl.models.random_weights.hunyuan_video import write
 from unirl.sde.schedule import pin, twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -48,7 +48,7 @@ class SchedulersOwnTable(HunyuanVideo):
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         sigmas = pin(twice_shifted_sigmas(sampling.steps, 7.0))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
 
 def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[torch.Tensor | None], Media]:
@@ -70,7 +70,7 @@ def family(folder: Path) -> HunyuanVideo:
 CASES = [
     Case(
         name="hunyuan_video",
-        write=write_hunyuan_video,
+        write=write,
         family=family,
         sampling=DiffusionSamplingParams(steps=4, height=32, width=48, frames=9, guidance=6.0),
         reference=reference,

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from tests.families.case import Case
-from tests.families.tiny_hunyuan import write_hunyuan_video_15
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.hunyuan_video_15 import FirstFrameEmbedding, HunyuanVideo15, HunyuanVideo15I2V
+from unirl.models.random_weights.hunyuan_video_15 import write
 from unirl.sde.steps import Step
 from unirl.types.media import Media, to_uint8
 from unirl.types.sampling import DiffusionSamplingParams
@@ -25,10 +25,8 @@ TEXTS = ["a red cat", 'two blue dogs beside a sign that says "woof"']
 class SwappedBranches(HunyuanVideo15):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +100,7 @@ SILENT = ("transformer_blocks.1.attn.to_add_out", "transformer_blocks.1.attn.add
 CASES = [
     Case(
         name="hunyuan_video_15",
-        write=write_hunyuan_video_15,
+        write=write,
         family=lambda folder: HunyuanVideo15(str(folder), *LENGTHS),
         sampling=SAMPLING,
         reference=reference,
@@ -115,7 +113,7 @@ CASES = [
     ),
     Case(
         name="hunyuan_video_15 i2v",
-        write=partial(write_hunyuan_video_15, task="i2v"),
+        write=partial(write, task="i2v"),
         family=lambda folder: HunyuanVideo15I2V(str(folder), *LENGTHS),
         sampling=SAMPLING,
         reference=reference,

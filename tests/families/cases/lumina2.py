@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, Lumina2Pipeline, Lumina2Transformer2DModel
-from transformers import Gemma2Model
 
 from tests.families.case import Case, Reference, run_pipeline
-from tests.families.tiny import autoencoder, gemma2_config, gemma_tokenizer, redraw
 from unirl.models.base import Bundle
 from unirl.models.diffusion.lumina2 import Lumina2
+from unirl.models.random_weights.lumina2 import write
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
-WIDTH = 16  # of the text encoder
 LENGTH = 256  # tokens of a prompt: one a byte, 162 of the system prompt
-
-
-def write(folder: Path) -> Path:
-    tokenizer: Any = gemma_tokenizer()
-    transformer = Lumina2Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=4,
-        hidden_size=24,
-        num_layers=2,
-        num_refiner_layers=1,
-        num_attention_heads=3,
-        num_kv_heads=1,
-        multiple_of=2,
-        axes_dim_rope=(4, 2, 2),
-        axes_lens=(300, 32, 32),
-        cap_feat_dim=WIDTH,
-    )
-    text_encoder = Gemma2Model(gemma2_config(len(tokenizer), layers=2, width=WIDTH))
-    vae = autoencoder(factor=8, scaling_factor=0.3611, shift_factor=0.1159)  # the pipeline knows no other factor
-    redraw([transformer, text_encoder, vae])
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
-    Lumina2Pipeline(transformer, scheduler, vae, text_encoder, tokenizer).save_pretrained(folder)
-    return folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +28,7 @@ class InstructedNegative(Lumina2):
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(Lumina2):
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

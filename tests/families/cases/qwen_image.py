@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from tests.families.case import LEAVE_OUT, Case, run_pipeline
-from tests.families.tiny_qwen import write_qwen_image
-from unirl.models.base import Bundle, classifier_free
-from unirl.models.diffusion.qwen_image import QwenImage, pack, unpack
+from unirl.models.base import Bundle, Point, classifier_free
+from unirl.models.diffusion.qwen_image import QwenImage, token_grid
+from unirl.models.latents import pack, unpack
+from unirl.models.random_weights.qwen_image import write
 from unirl.sde.schedule import exponential_shift, pin, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -22,20 +23,16 @@ from unirl.types.sampling import DiffusionSamplingParams
 class PlainGuidance(QwenImage):
     """The norm of a token is not kept."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, at.guidance)
 
 
 @dataclasses.dataclass(frozen=True)
 class NormOfChannels(QwenImage):
     """The norm is that of a latent pixel, not of a token of four."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        guided = classifier_free(conditional, unconditional, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        guided = classifier_free(conditional, unconditional, at.guidance)
         return guided * conditional.norm(dim=1, keepdim=True) / guided.norm(dim=1, keepdim=True)
 
 
@@ -81,13 +78,13 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[t
     pipeline, texts = bundle.processors["pipeline"], case.prompts.required_texts
     arguments = {**guided_arguments(case, len(texts)), "max_sequence_length": 64}
     steps, output = run_pipeline(pipeline, texts, pack(latents), case, **arguments)
-    return [unpack(step, latents) for step in steps], Media(images=output.images)
+    return [unpack(step, *token_grid(latents)[1:]) for step in steps], Media(images=output.images)
 
 
 CASES = [
     Case(
         name="qwen_image",
-        write=write_qwen_image,
+        write=write,
         family=lambda folder: QwenImage(str(folder), max_sequence_length=64),
         sampling=DiffusionSamplingParams(steps=4, height=64, width=48, guidance=4.0, negative_prompt=" "),
         reference=reference,

@@ -11,9 +11,9 @@ import torch
 from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.cases.qwen_image import guided_arguments
 from tests.families.cases.qwen_image_edit import TALL, WIDE, as_pil, sources
-from tests.families.tiny_qwen import write_qwen_image_2_1
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.qwen_image_2_1 import QwenImage21, SlottedEmbedding, on_white
+from unirl.models.random_weights.qwen_image_2_1 import write
 from unirl.sde.schedule import pin, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -27,10 +27,8 @@ SIDE = 48  # of a square with the area of a source picture
 class NormKept(QwenImage21):
     """The guidance of Qwen-Image."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        guided = super().guide(conditional, unconditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        guided = super().guide(conditional, unconditional, at)
         return guided * conditional.norm(dim=1, keepdim=True) / guided.norm(dim=1, keepdim=True)
 
 
@@ -85,7 +83,7 @@ def case(name: str, prompts: Media) -> Case:
     formulas = (NormKept, Unshifted, PicturesAfterPadding, TimeReversed)
     return Case(
         name=name,
-        write=write_qwen_image_2_1,
+        write=write,
         family=family,
         sampling=DiffusionSamplingParams(steps=4, height=96, width=64, guidance=3.0, negative_prompt=" "),
         reference=reference,

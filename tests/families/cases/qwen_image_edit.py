@@ -12,11 +12,11 @@ from PIL import Image
 
 from tests.families.case import TEXTS, Case, run_pipeline
 from tests.families.cases.qwen_image import guided_arguments
-from tests.families.tiny_qwen import write_qwen_image_edit
-from unirl.models.base import Bundle, classifier_free
-from unirl.models.diffusion.qwen_image import pack, unpack
+from unirl.models.base import Bundle, Point, classifier_free
+from unirl.models.diffusion.qwen_image import token_grid
 from unirl.models.diffusion.qwen_image_edit import EditEmbedding, QwenImageEdit
-from unirl.sde.steps import Step
+from unirl.models.latents import pack, unpack
+from unirl.models.random_weights.qwen_image_edit import write
 from unirl.types.condition import Embedding
 from unirl.types.media import Media, to_uint8
 from unirl.types.sampling import DiffusionSamplingParams
@@ -29,10 +29,8 @@ TALL, WIDE = (60, 30), (30, 60)
 class PlainGuidance(QwenImageEdit):
     """The norm of a token is not kept."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return classifier_free(conditional, unconditional, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return classifier_free(conditional, unconditional, at.guidance)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,9 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[t
         arguments = {**guided_arguments(case, 1), "image": as_pil(sources)}
         with patch.multiple(pipeline_qwenimage_edit_plus, CONDITION_IMAGE_SIZE=AREA, VAE_IMAGE_SIZE=AREA):
             rows.append(run_pipeline(pipeline, [text], pack(x[None]), case, **arguments))
-    steps = [unpack(torch.cat(row), latents) for row in zip(*(steps for steps, _ in rows), strict=True)]
+    steps = [
+        unpack(torch.cat(row), *token_grid(latents)[1:]) for row in zip(*(steps for steps, _ in rows), strict=True)
+    ]
     return [*steps], Media(images=torch.cat([output.images for _, output in rows]))
 
 
@@ -73,7 +73,7 @@ def case(name: str, *, zero_cond_t: bool, pictures: list[list[torch.Tensor]]) ->
 
     return Case(
         name=name,
-        write=lambda folder: write_qwen_image_edit(folder, zero_cond_t=zero_cond_t),
+        write=lambda folder: write(folder, zero_cond_t=zero_cond_t),
         family=family,
         sampling=DiffusionSamplingParams(steps=4, height=32, width=48, guidance=4.0, negative_prompt=" "),
         reference=reference,

@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from tests.families.case import Case, run_pipeline
-from tests.tiny_sd3 import write_pipeline
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.sd3 import SD3
-from unirl.sde.steps import Step
+from unirl.models.random_weights.sd3 import write
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -20,17 +19,15 @@ from unirl.types.sampling import DiffusionSamplingParams
 class SwappedBranches(SD3):
     """The unconditional branch takes the place of the conditional one."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(SD3):
     """The model time is not scaled."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 
@@ -47,7 +44,7 @@ def family(folder: Path) -> SD3:
 CASES = [
     Case(
         name="sd3",
-        write=write_pipeline,
+        write=write,
         family=family,
         sampling=DiffusionSamplingParams(steps=4, height=32, width=32, guidance=4.5),
         reference=reference,

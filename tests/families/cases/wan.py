@@ -10,11 +10,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline, WanPipeline
 from PIL.Image import fromarray
 
-from tests.families import tiny_wan
 from tests.families.case import LEAVE_OUT, TEXTS, Case, run_pipeline
 from unirl.models.base import Bundle
-from unirl.models.diffusion import wan
 from unirl.models.diffusion.wan import Wan, Wan21, Wan21ImageToVideo, Wan22A14B, Wan22TI2V5B, WanEmbedding
+from unirl.models.latents import encode
+from unirl.models.random_weights import wan as random_wan
 from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding
@@ -33,7 +33,7 @@ PICTURES = Media(
 class ShiftedOnce(Wan21):
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), 3.0))
-        return Schedule(sigmas, self.time(bundle, sigmas[:-1]))
+        return Schedule(sigmas, self.time(bundle, sigmas[:-1], self.latent_shape(bundle, sampling)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OneExpert(Wan22A14B):
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(Wan22TI2V5B):
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 
@@ -98,7 +98,7 @@ def reference(bundle: Bundle, latents: torch.Tensor, case: Case) -> tuple[list[t
             # The pipeline lets its first frame drift, and puts the picture in its place in forwards and at the end.
             pixels = pipeline.video_processor.preprocess(image, case.sampling.height, case.sampling.width)
             for own in steps:
-                own[:, :, :1] = wan._latents_of(pipeline, pixels[:, :, None])
+                own[:, :, :1] = encode(pipeline.vae, pixels[:, :, None])
         rows.append((torch.stack(steps), videos))
     steps = torch.cat([steps for steps, _ in rows], dim=1)
     return [*steps], Media(videos=torch.cat([videos for _, videos in rows]))
@@ -137,7 +137,7 @@ def wrong(family: type[Wan], **settings: Any) -> Any:
 CASES = [
     Case(
         name="wan 2.1",
-        write=tiny_wan.write_text_to_video,
+        write=random_wan.write_text_to_video,
         family=lambda folder: Wan21(str(folder)),
         sampling=SAMPLING,
         reference=reference,
@@ -145,7 +145,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 a14b",
-        write=tiny_wan.write_experts,
+        write=random_wan.write_experts,
         family=experts,
         sampling=SAMPLING,
         reference=reference,
@@ -157,7 +157,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 a14b image",
-        write=tiny_wan.write_experts_image_to_video,
+        write=random_wan.write_experts_image_to_video,
         family=lambda folder: experts(folder, boundary=0.9),
         sampling=SAMPLING,
         reference=reference,
@@ -166,7 +166,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 ti2v",
-        write=tiny_wan.write_token_times,
+        write=random_wan.write_token_times,
         family=lambda folder: Wan22TI2V5B(str(folder)),
         sampling=LARGE,
         reference=reference,
@@ -174,7 +174,7 @@ CASES = [
     ),
     Case(
         name="wan 2.2 ti2v image",
-        write=tiny_wan.write_token_times,
+        write=random_wan.write_token_times,
         family=lambda folder: Wan22TI2V5B(str(folder)),
         sampling=LARGE,
         reference=reference,
@@ -183,7 +183,7 @@ CASES = [
     ),
     Case(
         name="wan 2.1 image",
-        write=tiny_wan.write_image_to_video,
+        write=random_wan.write_image_to_video,
         family=lambda folder: Wan21ImageToVideo(str(folder)),
         sampling=SAMPLING,
         reference=reference,

@@ -5,58 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
-from transformers import Qwen3Model
 
 from tests.families.case import Case, Reference, run_pipeline
-from tests.families.tiny import autoencoder, qwen3_config, qwen_tokenizer, redraw
-from unirl.models.base import Bundle, DiffusionFamily
+from unirl.models.base import Bundle, DiffusionFamily, Point
 from unirl.models.diffusion.z_image import ZImage
-from unirl.sde.steps import Step
+from unirl.models.random_weights.z_image import write
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
-WIDTH = 16  # of the text encoder
 LENGTH = 128  # tokens of a prompt: one a byte, and the chat template
-
-
-def write(folder: Path) -> Path:
-    tokenizer: Any = qwen_tokenizer()
-    transformer = ZImageTransformer2DModel(
-        in_channels=4,
-        dim=32,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=2,
-        n_kv_heads=2,
-        cap_feat_dim=WIDTH,
-        axes_dims=[4, 6, 6],
-        axes_lens=[256, 32, 32],
-    )
-    text_encoder = Qwen3Model(qwen3_config(len(tokenizer), layers=2, width=WIDTH))
-    vae = autoencoder(scaling_factor=0.3611, shift_factor=0.1159)
-    redraw([transformer, text_encoder, vae])
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    ZImagePipeline(scheduler, vae, text_encoder, tokenizer, transformer).save_pretrained(folder)
-    return folder
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelinesGuidance(ZImage):
     """The number is taken as the pipeline takes it."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(conditional, unconditional, step, guidance + 1)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(conditional, unconditional, dataclasses.replace(at, guidance=at.guidance + 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(ZImage):
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

@@ -41,3 +41,14 @@ def test_hidden_devices_do_not_count(drivers: Path, monkeypatch: pytest.MonkeyPa
     drivers.touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert environment.has_accelerator() is seen
+
+
+def test_the_cache_lies_where_the_user_says_and_otherwise_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for named, folder in ((str(tmp_path / "named"), tmp_path / "named"), ("", tmp_path / "home" / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", named)
+        assert environment.cache_folder() == folder / "unirl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert environment.cache_folder() == tmp_path / "home" / ".cache" / "unirl"

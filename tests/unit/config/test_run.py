@@ -51,7 +51,7 @@ def test_a_recipe_of_another_domain_is_refused_with_the_right_command(recipe: st
         ("domain=tinny", "recipe mine.yaml: domain: unknown value 'tinny' (str); did you mean tiny?"),
         ("domain=[tiny]", "recipe mine.yaml: domain: unknown value ['tiny'] (list);"),
         ("domain=null", "recipe mine.yaml: domain: unknown value null;"),
-        ("~domain", "recipe mine.yaml: domain: missing; give one of diffusion, sft, tiny"),
+        ("~domain", "recipe mine.yaml: domain: missing; give one of ar, diffusion, sft, tiny"),
     ],
 )
 def test_a_recipe_must_say_its_domain(recipe: str, override: str, told: str) -> None:

@@ -204,7 +204,9 @@ def test_velocity_at_points_off_the_trajectory_is_the_prediction_of_each_point(s
     conditions = DiffusionPipeline(stage).encode(Media(texts=PROMPTS), GUIDED)
     latents, sigma = torch.randn(2, 3, 4, 16, 16), torch.rand(2, 3) * 0.8 + 0.1
     with torch.no_grad():
-        velocity = stage.velocity(conditions, latents, sigma=sigma, time=sd3.time(bundle, sigma), guidance=4.5)
+        velocity = stage.velocity(
+            conditions, latents, sigma=sigma, time=sd3.time(bundle, sigma, tuple(latents.shape[2:])), guidance=4.5
+        )
         for row in range(2):
             for point in range(3):
                 own: Conditions = conditions.select([row])

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.families.cases.ltx2 import CASES, family, write
+from tests.families.cases.ltx2 import CASES, family
 from unirl.models.base import Bundle
 from unirl.models.diffusion.ltx2 import LTX2
+from unirl.models.random_weights.ltx2 import write
 from unirl.sde.strategy import row_mean
 from unirl.types.media import Media
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size, ragged_embedding, static_shift
-from unirl.types.sampling import DiffusionSamplingParams
+from unirl.models.pretrained import check_checkpoint, check_euler, euler_sigmas, flow_shift, ragged_embedding
+from unirl.sde.schedule import uniform_sigmas
 
 EULER = "FlowMatchEulerDiscreteScheduler"
-
-
-def sized(height: int, width: int) -> DiffusionSamplingParams:
-    return DiffusionSamplingParams(steps=4, height=height, width=width)
 
 
 def test_a_hub_id_is_taken_at_its_word_and_a_path_that_is_not_there_is_not(tmp_path: Path) -> None:
@@ -34,12 +31,33 @@ def test_a_folder_must_hold_the_familys_pipeline(tmp_path: Path) -> None:
     check_checkpoint(str(tmp_path), "FluxPipeline")
 
 
-def test_the_shift_of_an_euler_scheduler_is_its_own_and_any_other_table_is_refused() -> None:
-    assert static_shift({**FlowMatchEulerDiscreteScheduler(shift=6.0).config, "_class_name": EULER}) == 6.0
+def test_a_scheduler_that_makes_another_table_is_refused() -> None:
+    check_euler({**FlowMatchEulerDiscreteScheduler(shift=6.0).config, "_class_name": EULER})
     with pytest.raises(ValueError, match="use_dynamic_shifting"):
-        static_shift({**FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, "_class_name": EULER})
+        check_euler({**FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, "_class_name": EULER})
     with pytest.raises(ValueError, match="the checkpoint has UniPC"):
-        static_shift({**UniPCMultistepScheduler().config, "_class_name": "UniPCMultistepScheduler"})
+        check_euler({**UniPCMultistepScheduler().config, "_class_name": "UniPCMultistepScheduler"})
+
+
+def test_the_shift_of_a_flow_goes_by_another_name_in_other_schedulers() -> None:
+    assert flow_shift({"_class_name": EULER, "shift": 6.0}) == 6.0
+    assert flow_shift({"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}) == 3.0
+    with pytest.raises(ValueError, match="the checkpoint has SCMScheduler"):
+        flow_shift({"_class_name": "SCMScheduler"})
+
+
+@pytest.mark.parametrize("shift", [None, 3.0])
+@pytest.mark.parametrize("terminal", [None, 0.1])
+def test_a_dynamic_table_is_the_schedulers_own(shift: float | None, terminal: float | None) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    scheduler.register_to_config(shift_terminal=terminal)
+    config = {**scheduler.config, "_class_name": EULER}
+    # 2176 tokens are halfway from 256 (mu = 0.5) to 4096 (mu = 1.15).
+    mu = 0.825 if shift is None else math.log(shift)
+    scheduler.set_timesteps(sigmas=[1.0, 0.75, 0.5, 0.25], mu=mu)
+    sigmas = euler_sigmas(config, uniform_sigmas(4), 2176, shift)
+    assert scheduler.sigmas is not None
+    torch.testing.assert_close(sigmas.float(), scheduler.sigmas[:-1], rtol=0, atol=1e-6)
 
 
 def test_a_dynamic_shift_must_have_the_form_that_the_family_computes() -> None:
@@ -48,15 +66,6 @@ def test_a_dynamic_shift_must_have_the_form_that_the_family_computes() -> None:
     check_euler(config, "use_dynamic_shifting", time_shift="linear")
     with pytest.raises(ValueError, match="shift is exponential, the checkpoint has 'linear'"):
         check_euler(config, "use_dynamic_shifting")
-
-
-def test_the_nearest_size_is_named() -> None:
-    check_size(sized(64, 4096), 32)
-    check_size(sized(64, 128), 32, largest=4)
-    with pytest.raises(ValueError, match="the nearest is 64 x 32"):
-        check_size(sized(65, 1), 32)
-    with pytest.raises(ValueError, match="up to 128, asked for 64 x 4096; the nearest is 64 x 128"):
-        check_size(sized(64, 4096), 32, largest=4)
 
 
 def test_ragged_rows_keep_what_is_theirs() -> None:

@@ -14,11 +14,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models.attention_processor import Attention
 
 from tests.unit.models.rollouts import CPU, PROMPTS, inputs_of, request_for, stage_of
-from unirl.models.base import Bundle
+from unirl.models.base import Bundle, Point
 from unirl.models.diffusion.sd3 import SD3
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.sde.noise import initial_noise
-from unirl.sde.steps import Step
 from unirl.types.media import Media
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
@@ -33,17 +32,15 @@ TOLERANCE = 1e-4
 class SwappedBranches(SD3):
     """Wrong on purpose."""
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        return super().guide(unconditional, conditional, step, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        return super().guide(unconditional, conditional, at)
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeIsSigma(SD3):
     """Wrong on purpose."""
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
 

@@ -11,19 +11,20 @@ import torch
 from diffusers import WanPipeline
 from peft import PeftModel
 
-from tests.families import tiny_wan
 from tests.tiny_policy import policy, rewarded, train, trajectory, weights_of
 from tests.unit.models.rollouts import CPU
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_grpo import FlowGRPO
-from unirl.models.base import DiffusionFamily
+from unirl.models.base import DiffusionFamily, Point
 from unirl.models.diffusion.wan import Wan21, Wan21ImageToVideo, Wan22A14B, Wan22TI2V5B
 from unirl.models.diffusion_pipeline import DiffusionPipeline
+from unirl.models.random_weights import wan as random_wan
 from unirl.sde.steps import Step
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.export import write_export
 from unirl.train.lora import LoRA
+from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.metric import values
 from unirl.types.sample import Part, Sample
@@ -38,12 +39,12 @@ SIZE = DiffusionSamplingParams(steps=4, height=32, width=32, frames=5)
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_wan.write_experts(tmp_path_factory.mktemp("wan") / "experts")
+    return random_wan.write_experts(tmp_path_factory.mktemp("wan") / "experts")
 
 
 @pytest.fixture(scope="module")
 def token_times(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_wan.write_token_times(tmp_path_factory.mktemp("wan") / "ti2v")
+    return random_wan.write_token_times(tmp_path_factory.mktemp("wan") / "ti2v")
 
 
 def videos(backend: FSDPBackend, **sampling: Any) -> Part:
@@ -116,7 +117,8 @@ def test_rows_at_different_steps_have_the_guidance_of_their_expert(experts: Path
     family = Wan22A14B(str(experts), low_guidance=3.0)
     times = torch.tensor([1000.0, 875.0, 874.9, 10.0])
     step = Step(torch.arange(4), sigma=times / 1000, sigma_next=times / 1000, sigma_star=times / 1000, time=times)
-    guided = family.guide(torch.ones(4, 1, 1, 1, 1), torch.zeros(4, 1, 1, 1, 1), step, 5.0)
+    zeros = torch.zeros(4, 1, 1, 1, 1)
+    guided = family.guide(zeros + 1, zeros, Point(zeros, step, Embedding(tokens=zeros), guidance=5.0))
     assert guided.flatten().tolist() == [5.0, 5.0, 3.0, 3.0]
     assert family.guided(1.0)
     assert not dataclasses.replace(family, low_guidance=None).guided(1.0)
@@ -161,10 +163,10 @@ def velocity(transformer: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("size", "nearest"),
     [
-        ({"frames": 8}, "9"),
-        ({"frames": 2}, "1"),
-        ({"height": 40}, "32 x 32"),
-        ({"width": 4}, "32 x 16"),
+        ({"frames": 8}, "9 of 32 x 32"),
+        ({"frames": 2}, "1 of 32 x 32"),
+        ({"height": 40}, "5 of 32 x 32"),
+        ({"width": 4}, "5 of 32 x 16"),
     ],
 )
 def test_sizes_that_do_not_fit_name_the_nearest(experts: Path, size: dict[str, int], nearest: str) -> None:
@@ -239,7 +241,7 @@ def test_pictures_are_asked_for_and_refused_by_name(experts: Path, token_times: 
     with pytest.raises(ValueError, match=r"one picture a prompt, its first frame, got \[0, 1\]"):
         either.encode(bundle, Media(texts=["a", "b"], sources=[[picture], []]), SIZE)
     assert either.encode(bundle, Media(texts=["a"], sources=[[]]), SIZE).given is None
-    image = Wan21ImageToVideo(str(tiny_wan.write_image_to_video(tmp_path / "i2v")))
+    image = Wan21ImageToVideo(str(random_wan.write_image_to_video(tmp_path / "i2v")))
     with pytest.raises(ValueError, match="give each prompt a picture"):
         image.encode(image.load(CPU, torch.float32), Media(texts=["a"]), SIZE)
 

@@ -45,6 +45,18 @@ def generated(prompts: list[str], branch: int = 1, metadata: list[dict[str, Any]
     return request.with_frontier(request.frontier.fill(media=media, segment=None, conditions=None, version=0))
 
 
+def answered(texts: list[str], metadata: list[dict[str, Any]] | None = None) -> Sample:
+    """A filled Sample in which a language model wrote `texts[i]` to prompt i."""
+    roots = Part(
+        ids=[root_id(0, row) for row in range(len(texts))],
+        metadata=metadata or [{} for _ in texts],
+        media=Media(texts=[f"prompt {row}" for row in range(len(texts))]),
+    )
+    request = Sample((roots,)).fork(1, DiffusionSamplingParams(steps=2, height=4, width=4))
+    media = Media(texts=texts)
+    return request.with_frontier(request.frontier.fill(media=media, segment=None, conditions=None, version=0))
+
+
 def service(max_invalid: float = 0.0, **scorers: Scorer | WeightedScorer) -> RewardService:
     weighted = {name: s if isinstance(s, WeightedScorer) else WeightedScorer(s) for name, s in scorers.items()}
     return RewardService(RewardConfig(weighted, max_invalid=max_invalid))
@@ -52,3 +64,12 @@ def service(max_invalid: float = 0.0, **scorers: Scorer | WeightedScorer) -> Rew
 
 def entry(image: np.ndarray | None = None, prompt: str = "", **metadata: Any) -> ScorerInput:
     return ScorerInput(id="r0.p0/0", prompt=prompt, image=image, metadata=metadata)
+
+
+def wrote(text: str | None, prompt: str = "", **metadata: Any) -> ScorerInput:
+    return ScorerInput(id="r0.p0/0", prompt=prompt, text=text, metadata=metadata)
+
+
+def one(scorer: Scorer, text: str | None, prompt: str = "", **metadata: Any) -> float:
+    (score,) = scorer.score([wrote(text, prompt, **metadata)])
+    return score

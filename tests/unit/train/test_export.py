@@ -13,10 +13,10 @@ from diffusers import StableDiffusion3Pipeline
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from tests.tiny_sd3 import write_pipeline
 from tests.unit.models.rollouts import CPU, PROMPTS
 from unirl.models.base import Bundle, DiffusionFamily
 from unirl.models.diffusion.sd3 import SD3
+from unirl.models.random_weights.sd3 import write as write_sd3
 from unirl.models.tiny import TinySD3
 from unirl.train.backend.config import DiffusionBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
@@ -36,7 +36,7 @@ class FailsToSave(TinySD3):
 
 @pytest.fixture(scope="module")
 def sd3(tmp_path_factory: pytest.TempPathFactory) -> SD3:
-    folder = write_pipeline(tmp_path_factory.mktemp("sd3") / "pipeline")
+    folder = write_sd3(tmp_path_factory.mktemp("sd3") / "pipeline")
     return SD3(checkpoint=str(folder), max_sequence_length=48)
 
 

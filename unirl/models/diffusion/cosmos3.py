@@ -8,27 +8,23 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint
-from unirl.sde.schedule import pin, twice_shifted_sigmas
-from unirl.sde.steps import Schedule, Step
-from unirl.types.batch import pad_to_longest
+from unirl.models.base import Bundle, Facts
+from unirl.models.latents import Grid
+from unirl.models.pretrained import flow_shift, ragged_embedding
+from unirl.models.published import PublishedFamily
+from unirl.sde.schedule import twice_shifted_sigmas
+from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
-# What the shift is called in the config of each scheduler; the table is Euler's for both.
-_SHIFTS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}
-
 
 @dataclasses.dataclass(frozen=True)
-class Cosmos3(DiffusionFamily):
+class Cosmos3(PublishedFamily):
     """Velocity `eps - x0` at time `1000 sigma`; the transformer embeds the text itself, one sample a call.
 
     The published scheduler is UniPC, whose steps depend on earlier ones. The schedule here is Euler's, at its shift.
     The pipeline's guardrails are not loaded; whether they must be is a question to the licence of the checkpoint.
-
-    checkpoint: hub id, or folder of a saved pipeline
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -42,54 +38,32 @@ class Cosmos3(DiffusionFamily):
     # The branch that draws. The branch that reads (to_q, mlp, ...) also writes text, and stays as it is.
     lora_targets: ClassVar[tuple[str, ...]] = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
     block_names: ClassVar[tuple[str, ...]] = ("Cosmos3VLTextMoTDecoderLayer",)
+    pipelines: ClassVar[tuple[str, ...]] = ("Cosmos3OmniPipeline",)
+    published: ClassVar[Grid] = Grid(scale=16, patch=1)
 
-    checkpoint: str
+    def parts(self) -> dict[str, Any]:
+        return {"safety_checker": None, "enable_safety_checker": False}
 
-    def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "Cosmos3OmniPipeline")
+    def prepare(self, pipeline: Any) -> None:
+        flow_shift(pipeline.scheduler.config)
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The autoencoder stays float32: it is small, and rewards look at what it draws."""
-        from diffusers import Cosmos3OmniPipeline
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        config = bundle.pipeline.scheduler.config
+        shift = flow_shift(config) if sampling.shift is None else sampling.shift
+        return twice_shifted_sigmas(sampling.steps, shift, config.num_train_timesteps)
 
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline: Any = Cosmos3OmniPipeline.from_pretrained(
-            self.checkpoint, dtype=dtypes, safety_checker=None, enable_safety_checker=False
-        ).to(device)
-        scheduler = pipeline.scheduler.config["_class_name"]
-        if scheduler not in _SHIFTS:
-            raise ValueError(f"checkpoint {self.checkpoint}: the scheduler is one of {list(_SHIFTS)}, not {scheduler}")
-        pipeline.vae.enable_slicing()
-        return Bundle(transformer=pipeline.transformer, frozen={"vae": pipeline.vae}, processors={"pipeline": pipeline})
-
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        config = _pipeline(bundle).vae.config
-        cell = config.scale_factor_spatial
-        wanted = (sampling.frames, sampling.height, sampling.width)
-        height, width = (max(round(side / cell), 1) for side in wanted[1:])
-        if wanted != (1, height * cell, width * cell):
-            raise ValueError(
-                f"this family makes 1 frame of multiples of {cell} pixels, asked for {wanted[0]} of {wanted[1]} x "
-                f"{wanted[2]}; the nearest is 1 of {height * cell} x {width * cell}"
-            )
-        return config.z_dim, height, width
-
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        config = _pipeline(bundle).scheduler.config
-        shift = config[_SHIFTS[config["_class_name"]]] if sampling.shift is None else sampling.shift
-        sigmas = pin(twice_shifted_sigmas(sampling.steps, shift, config.num_train_timesteps))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
-
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
-        return sigma * _pipeline(bundle).scheduler.config.num_train_timesteps
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return sigma * bundle.pipeline.scheduler.config.num_train_timesteps
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """tokens: `(N, L)` ids of the system prompt, the prompt, and a sentence that states the size."""
-        return _embedding(bundle, [_token_ids(bundle, text, "", sampling)[0] for text in prompts.required_texts])
+        ids = [_token_ids(bundle, text, "", sampling)[0] for text in prompts.required_texts]
+        return ragged_embedding(ids)
 
     def encode_negative(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """The sentence that states the size is negated."""
-        return _embedding(bundle, [_token_ids(bundle, "", text, sampling)[1] for text in prompts.required_texts])
+        ids = [_token_ids(bundle, "", text, sampling)[1] for text in prompts.required_texts]
+        return ragged_embedding(ids)
 
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
@@ -99,46 +73,15 @@ class Cosmos3(DiffusionFamily):
         rows = zip(latents, step.time, embedding.tokens, embedding.mask, strict=True)
         return torch.cat([_velocity(bundle, x, time, ids[real]) for x, time, ids, real in rows])
 
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        pipeline = _pipeline(bundle)
-        mean, std = _statistics(bundle)
-        decoded = pipeline.vae.decode(latents.float()[:, :, None] * std + mean, return_dict=False)[0]
-        return Media(images=pipeline.video_processor.postprocess_video(decoded, output_type="pt")[:, 0].cpu())
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        """The mode of the autoencoder's posterior, not a draw: the same picture is the same latent."""
-        assert media.images is not None, "supervised training of this family needs images"
-        mean, std = _statistics(bundle)
-        pixels = media.images.to(bundle.device, torch.float32)[:, :, None] * 2 - 1
-        return ((_pipeline(bundle).vae.encode(pixels, return_dict=False)[0].mode() - mean) / std)[:, :, 0]
-
-
-def _pipeline(bundle: Bundle) -> Any:
-    """The Cosmos3OmniPipeline; diffusers annotates less than it takes and gives."""
-    return bundle.processors["pipeline"]
-
-
-def _statistics(bundle: Bundle) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of the autoencoder's latents, `(C, 1, 1, 1)`."""
-    config = _pipeline(bundle).vae.config
-    mean, std = (torch.tensor(values, device=bundle.device) for values in (config.latents_mean, config.latents_std))
-    return mean.view(-1, 1, 1, 1), std.view(-1, 1, 1, 1)
-
 
 def _token_ids(
     bundle: Bundle, prompt: str, negative: str, sampling: DiffusionSamplingParams
-) -> tuple[list[int], list[int]]:
-    """Of a prompt and of a negative prompt."""
-    return _pipeline(bundle).tokenize_prompt(
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a prompt and of a negative prompt, `(L,)`."""
+    ids, others = bundle.pipeline.tokenize_prompt(
         prompt, negative, num_frames=1, height=sampling.height, width=sampling.width
     )
-
-
-def _embedding(bundle: Bundle, ids: list[list[int]]) -> Embedding:
-    """Rows of different length, padded to the longest."""
-    tokens = pad_to_longest([torch.tensor([row], device=bundle.device) for row in ids])
-    mask = pad_to_longest([torch.ones(1, len(row), dtype=torch.bool, device=bundle.device) for row in ids])
-    return Embedding(tokens=torch.cat(tokens), mask=torch.cat(mask))
+    return torch.tensor(ids, device=bundle.device), torch.tensor(others, device=bundle.device)
 
 
 def _velocity(bundle: Bundle, latent: torch.Tensor, time: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

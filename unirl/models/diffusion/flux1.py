@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size, decode_images, encode_images
+from unirl.models import latents as latent_space
+from unirl.models.base import Bundle, Facts
+from unirl.models.latents import Grid, pack, unpack
+from unirl.models.pretrained import check_count, check_euler
+from unirl.models.published import JOINT_ATTENTION, PublishedFamily
 from unirl.models.sources import EditEmbedding, to_pil
-from unirl.sde.schedule import linear_mu, pin, shift_sigmas, uniform_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
-class FLUX1(DiffusionFamily):
+class FLUX1(PublishedFamily):
     """Velocity `eps - x0` at time sigma; latents `(C, H, W)`, packed in 2 x 2 patches for the model; text without mask.
 
     Below float32 the transformer rounds sigma and guidance to its own dtype before it scales them by 1000, as the
     authors' code does; diffusers' pipeline rounds 1000 sigma first (at sigma 0.7129 the model sees 716 or 712).
 
-    checkpoint:          hub id, or folder of a saved pipeline
     max_sequence_length: T5 tokens of a prompt, padded to that; CLIP reads 77. schnell was trained with 256
     embedded_guidance:   what dev is told of guidance. None tells it `sampling.guidance`, in a single forward. With a
                          number, `sampling.guidance` is classifier-free on top of it (`true_cfg_scale` in diffusers)
@@ -49,78 +49,40 @@ class FLUX1(DiffusionFamily):
         advice="Flow-GRPO: 6 steps, guidance 3.5, noise level 0.9, LoRA r64 alpha 128, lr 3e-4 (flux1_flow_grpo)",
     )
     # The single stream has no `to_out`: it ends in `proj_out`, a name that the model's last layer has as well.
-    lora_targets: ClassVar[tuple[str, ...]] = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-        "ff.net.0.proj",
-        "ff.net.2",
-        "proj_mlp",
-    )
+    lora_targets: ClassVar[tuple[str, ...]] = (*JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_mlp")
     block_names: ClassVar[tuple[str, ...]] = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
+    pipelines: ClassVar[tuple[str, ...]] = ("FluxPipeline", "FluxKontextPipeline")
+    published: ClassVar[Grid] = Grid(scale=8)
 
-    checkpoint: str
     max_sequence_length: int = 512
     embedded_guidance: float | None = None
     source_size: Literal["preferred", "own"] = "preferred"
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "FluxPipeline", "FluxKontextPipeline")
-        if not 1 <= self.max_sequence_length <= 512:
-            raise ValueError(f"max_sequence_length must be in 1..512, got {self.max_sequence_length}")
+        PublishedFamily.__post_init__(self)
+        check_count("max_sequence_length", self.max_sequence_length, most=512)
         if self.source_size not in ("preferred", "own"):
             raise ValueError(f"source_size must be preferred or own, got {self.source_size!r}")
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The autoencoder stays float32: it is small, and rewards look at what it draws."""
-        from diffusers import DiffusionPipeline, FluxKontextPipeline, FluxPipeline
-
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        loaded = DiffusionPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
-        if not isinstance(loaded, FluxPipeline | FluxKontextPipeline):
-            raise ValueError(f"{self.checkpoint} holds a {type(loaded).__name__}, this family is FLUX.1")
-        pipeline: Any = loaded
+    def prepare(self, pipeline: Any) -> None:
+        check_euler(pipeline.scheduler.config, "use_dynamic_shifting")
         if self.embedded_guidance is not None and not pipeline.transformer.config.guidance_embeds:
             raise ValueError(
                 f"{self.checkpoint} takes no guidance as an input: leave embedded_guidance null, "
                 f"got {self.embedded_guidance}"
             )
-        check_euler(pipeline.scheduler.config, "use_dynamic_shifting")
-        # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
-        pipeline.vae.enable_slicing()
-        frozen = {name: pipeline.components[name] for name in ("text_encoder", "text_encoder_2", "vae")}
-        return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
 
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        pipeline = _pipeline(bundle)
-        check_size(sampling, 2 * pipeline.vae_scale_factor)
-        sides = (side // pipeline.vae_scale_factor for side in (sampling.height, sampling.width))
-        return pipeline.transformer.config.in_channels // 4, *sides
-
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
         """dev shifts the more, the more image tokens there are; schnell does not shift."""
         if self.embedded_guidance is None and sampling.guidance != 1 and not _told_guidance(bundle):
             raise ValueError(f"{self.checkpoint} takes no guidance: sampling.guidance=1, got {sampling.guidance}")
-        config = _pipeline(bundle).scheduler.config
-        shift = config.shift
-        if config.use_dynamic_shifting:
-            _, height, width = self.latent_shape(bundle, sampling)
-            base = (config.base_image_seq_len, config.base_shift)
-            top = (config.max_image_seq_len, config.max_shift)
-            shift = math.exp(linear_mu(height * width // 4, base=base, top=top))
-        sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), shift if sampling.shift is None else sampling.shift))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return super().sigmas(bundle, sampling)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
-        tokens, pooled, _ = _pipeline(bundle).encode_prompt(
+        tokens, pooled, _ = bundle.pipeline.encode_prompt(
             prompts.required_texts, None, device=bundle.device, max_sequence_length=self.max_sequence_length
         )
         if prompts.sources is None:
@@ -132,13 +94,13 @@ class FLUX1(DiffusionFamily):
         """A source `(3, H, W)` in [0, 1] to latents."""
         from diffusers import FluxKontextPipeline
 
-        pipeline = _pipeline(bundle)
+        pipeline = bundle.pipeline
         if not isinstance(pipeline, FluxKontextPipeline):
             raise ValueError(f"{self.checkpoint} does not edit pictures: source pictures need FLUX.1-Kontext")
         cell = 2 * pipeline.vae_scale_factor
         height, width = picture.shape[-2:] if self.source_size == "own" else preferred_size(*picture.shape[-2:])
         pixels = pipeline.image_processor.preprocess(to_pil(picture), height // cell * cell, width // cell * cell)
-        return encode_images(pipeline, Media(images=(pixels + 1) / 2))[0]
+        return latent_space.encode(pipeline.vae, pixels)[0]
 
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
@@ -164,22 +126,6 @@ class FLUX1(DiffusionFamily):
     def guided(self, guidance: float) -> bool:
         return self.embedded_guidance is not None and guidance != 1
 
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        return decode_images(_pipeline(bundle), latents)
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        return encode_images(_pipeline(bundle), media)
-
-
-def pack(latents: torch.Tensor) -> torch.Tensor:
-    """Tokens `(N, h w, 4 C)`, one for each 2 x 2 patch of `(N, C, 2 h, 2 w)`."""
-    return torch.nn.functional.pixel_unshuffle(latents, 2).flatten(2).mT
-
-
-def unpack(tokens: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """The inverse of `pack`; height, width: in tokens."""
-    return torch.nn.functional.pixel_shuffle(tokens.mT.unflatten(2, (height, width)), 2)
-
 
 def preferred_size(height: int, width: int) -> tuple[int, int]:
     """Height and width that Kontext was trained with, of the aspect ratio nearest to that of a picture."""
@@ -196,9 +142,4 @@ def _positions(number: int, picture: torch.Tensor) -> torch.Tensor:
 
 
 def _told_guidance(bundle: Bundle) -> bool:
-    return _pipeline(bundle).transformer.config.guidance_embeds
-
-
-def _pipeline(bundle: Bundle) -> Any:
-    """The pipeline; diffusers annotates less than it takes and gives."""
-    return bundle.processors["pipeline"]
+    return bundle.pipeline.transformer.config.guidance_embeds

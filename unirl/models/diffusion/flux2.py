@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size
+from unirl.models.base import Bundle, Facts
+from unirl.models.latents import Grid, given_pictures, to_unit
+from unirl.models.pretrained import check_euler, resolve
+from unirl.models.published import JOINT_ATTENTION, PublishedFamily
 from unirl.models.sources import EditEmbedding, to_pil
-from unirl.sde.schedule import flux2_mu, pin, shift_sigmas, uniform_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.sde.schedule import flux2_mu, shift_sigmas, uniform_sigmas
+from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
@@ -22,32 +24,40 @@ _LARGEST_SOURCE = 1024 * 1024  # pixels; a larger source picture is scaled down 
 
 
 @dataclasses.dataclass(frozen=True)
-class FLUX2(DiffusionFamily):
-    """What klein and dev share. Velocity `eps - x0` at time sigma; latents `(128, H / 16, W / 16)`, one token a place.
+class PatchedFamily(PublishedFamily):
+    """Latents `(128, H / 16, W / 16)`: the autoencoder's in patches of 2 x 2, each of which is one token."""
+
+    published: ClassVar[Grid] = Grid(scale=8)
+
+    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
+        channels, height, width = super().latent_shape(bundle, sampling)
+        return 4 * channels, height // 2, width // 2
+
+    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
+        vae = bundle.pipeline.vae
+        mean, std = _statistics(vae)
+        unpatched = torch.nn.functional.pixel_shuffle(latents.float() * std + mean, 2)
+        return Media(images=to_unit(vae.decode(unpatched, return_dict=False)[0]))
+
+    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        return from_pixels(bundle.pipeline.vae, given_pictures(media))
+
+
+@dataclasses.dataclass(frozen=True)
+class FLUX2(PatchedFamily):
+    """What klein and dev share. Velocity `eps - x0` at time sigma.
 
     A prompt with source pictures is an edit: their latents stand behind the picture's own tokens. Text is padded to
     `max_sequence_length`, and the transformer sees the padding.
 
-    checkpoint:          hub id, or folder of a saved pipeline
     max_sequence_length: tokens of a prompt
     text_layers:         whose hidden states are the embedding
     """
 
     # The output of the single stream, `attn.to_out`, has the name of a list in the double stream: no suffix is its own.
-    lora_targets: ClassVar[tuple[str, ...]] = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-        "to_qkv_mlp_proj",
-    )
+    lora_targets: ClassVar[tuple[str, ...]] = (*JOINT_ATTENTION, "to_qkv_mlp_proj")
     block_names: ClassVar[tuple[str, ...]] = ("Flux2TransformerBlock", "Flux2SingleTransformerBlock")
 
-    checkpoint: str
     max_sequence_length: int = 512
     text_layers: tuple[int, ...] = ()
 
@@ -55,23 +65,19 @@ class FLUX2(DiffusionFamily):
     def told(self, step: Step, guidance: float) -> torch.Tensor | None:
         """Guidance as the transformer takes it, `(B,)`, or None."""
 
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        pipeline = _pipeline(bundle)
-        cell = 2 * pipeline.vae_scale_factor
-        check_size(sampling, cell)
-        return pipeline.transformer.config.in_channels, sampling.height // cell, sampling.width // cell
+    def prepare(self, pipeline: Any) -> None:
+        check_euler(pipeline.scheduler.config, "use_dynamic_shifting")
 
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        _, height, width = self.latent_shape(bundle, sampling)
-        shift = math.exp(flux2_mu(height * width, sampling.steps)) if sampling.shift is None else sampling.shift
-        sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), shift))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        tokens = self.grid_of(bundle).tokens(sampling)
+        shift = math.exp(flux2_mu(tokens, sampling.steps)) if sampling.shift is None else sampling.shift
+        return shift_sigmas(uniform_sigmas(sampling.steps), shift)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
-        tokens, _ = _pipeline(bundle).encode_prompt(
+        tokens, _ = bundle.pipeline.encode_prompt(
             prompts.required_texts,
             device=bundle.device,
             max_sequence_length=self.max_sequence_length,
@@ -102,16 +108,6 @@ class FLUX2(DiffusionFamily):
         height, width = latents.shape[-2:]
         return velocity[:, : height * width].mT.unflatten(2, (height, width))
 
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        pipeline = _pipeline(bundle)
-        return Media(
-            images=pipeline.image_processor.postprocess(to_pixels(pipeline.vae, latents), output_type="pt").cpu()
-        )
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        assert media.images is not None, "supervised training of this family needs images"
-        return from_pixels(_pipeline(bundle).vae, media.images * 2 - 1)
-
 
 @dataclasses.dataclass(frozen=True)
 class FLUX2Klein(FLUX2):
@@ -132,24 +128,16 @@ class FLUX2Klein(FLUX2):
         tensor_parallel=True,
         advice="klein-base-4B has the best licence and size for RL; source pictures make it an edit",
     )
+    pipelines: ClassVar[tuple[str, ...]] = ("Flux2KleinPipeline",)
 
     text_layers: tuple[int, ...] = (9, 18, 27)
 
-    def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "Flux2KleinPipeline")
-
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        from diffusers import Flux2KleinPipeline
-
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        return _bundle(Flux2KleinPipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device))
-
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        if _pipeline(bundle).config.is_distilled and sampling.guidance != 1:
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        if bundle.pipeline.config.is_distilled and sampling.guidance != 1:
             raise ValueError(
                 f"{self.checkpoint} is distilled and takes no guidance: sampling.guidance=1, got {sampling.guidance}"
             )
-        return super().schedule(bundle, sampling)
+        return super().sigmas(bundle, sampling)
 
     def told(self, step: Step, guidance: float) -> torch.Tensor | None:
         return None
@@ -170,23 +158,18 @@ class FLUX2Dev(FLUX2):
         tensor_parallel=True,
         advice="source pictures make it an edit",
     )
+    pipelines: ClassVar[tuple[str, ...]] = ("Flux2Pipeline",)
 
     text_layers: tuple[int, ...] = (10, 20, 30)
 
-    def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "Flux2Pipeline")
-
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """With the tokenizer alone: its processor needs torchvision, for pictures that the text encoder never gets.
+    def parts(self) -> dict[str, Any]:
+        """The tokenizer alone: its processor needs torchvision, for pictures that the text encoder never gets.
 
         The chat template begins with <s>, and then both make the same tokens of a text.
         """
-        from diffusers import Flux2Pipeline
         from transformers import AutoTokenizer
 
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        tokenizer = AutoTokenizer.from_pretrained(self.checkpoint, subfolder="tokenizer")
-        return _bundle(Flux2Pipeline.from_pretrained(self.checkpoint, tokenizer=tokenizer, dtype=dtypes).to(device))
+        return {"tokenizer": AutoTokenizer.from_pretrained(resolve(self.checkpoint), subfolder="tokenizer")}
 
     def told(self, step: Step, guidance: float) -> torch.Tensor | None:
         return torch.full_like(step.time, guidance)
@@ -195,15 +178,8 @@ class FLUX2Dev(FLUX2):
         return False
 
 
-def to_pixels(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    """x_0 `(N, 4 C, h, w)` to pixels in about [-1, 1], by an AutoencoderKLFlux2."""
-    mean, std = _statistics(vae)
-    unpatched = torch.nn.functional.pixel_shuffle(latents.float() * std + mean, 2)
-    return vae.decode(unpatched, return_dict=False)[0]
-
-
 def from_pixels(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """The inverse of `to_pixels`: the mode of the posterior, so that the same picture is the same latent."""
+    """Pixels in [-1, 1] to x_0: the mode of the posterior, so that the same picture is the same latent."""
     mean, std = _statistics(vae)
     latents = vae.encode(pixels.to(vae.device, torch.float32), return_dict=False)[0].mode()
     return (torch.nn.functional.pixel_unshuffle(latents, 2) - mean) / std
@@ -219,7 +195,7 @@ def _source_latents(bundle: Bundle, picture: torch.Tensor) -> torch.Tensor:
     """A source `(3, H, W)` in [0, 1] to latents, cut to whole tokens about its centre as the pipeline does."""
     from PIL.Image import Resampling
 
-    pipeline = _pipeline(bundle)
+    pipeline = bundle.pipeline
     image = to_pil(picture)
     pipeline.image_processor.check_image_input(image)
     if image.width * image.height > _LARGEST_SOURCE:
@@ -236,16 +212,3 @@ def _positions(time: int, picture: torch.Tensor) -> torch.Tensor:
     height, width = picture.shape[-2:]
     axes = (torch.tensor([time]), torch.arange(height), torch.arange(width), torch.tensor([0]))
     return torch.cartesian_prod(*axes).to(picture.device, torch.float32)
-
-
-def _bundle(pipeline: Any) -> Bundle:
-    check_euler(pipeline.scheduler.config, "use_dynamic_shifting")
-    # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
-    pipeline.vae.enable_slicing()
-    frozen = {name: pipeline.components[name] for name in ("text_encoder", "vae")}
-    return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
-
-
-def _pipeline(bundle: Bundle) -> Any:
-    """The pipeline; diffusers annotates less than it takes and gives."""
-    return bundle.processors["pipeline"]

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.diffusion.flux2 import from_pixels, to_pixels
-from unirl.models.pretrained import check_checkpoint, check_size, ragged_embedding
+from unirl.models.base import Bundle, Facts
+from unirl.models.diffusion.flux2 import PatchedFamily, from_pixels
+from unirl.models.pretrained import check_checkpoint, ragged_embedding, resolve
+from unirl.models.published import ATTENTION
 from unirl.models.sources import EditEmbedding, to_pil
-from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
@@ -24,14 +24,13 @@ _POSITION_SCALE = 0.5  # of rows and columns
 
 
 @dataclasses.dataclass(frozen=True)
-class FLUX3(DiffusionFamily):
-    """Velocity `eps - x0` at time sigma; latents `(128, H / 16, W / 16)`, one token a place; two guidance branches.
+class FLUX3(PatchedFamily):
+    """Velocity `eps - x0` at time sigma; two guidance branches.
 
     Rows whose prompts fill different windows of 80 tokens are predicted in forwards of their own. The distilled
     checkpoint is a flow map: it predicts the mean velocity of a whole step, so it samples, but neither stochastic
     steps nor losses on single points have a meaning.
 
-    checkpoint:          hub id, or folder of a saved modular pipeline
     max_sequence_length: tokens of a prompt
     text_layers:         whose hidden states are the embedding
     """
@@ -45,28 +44,26 @@ class FLUX3(DiffusionFamily):
         guidance="classifier-free, off at 1; 4 is usual. Distilled (without `base`): none",
         advice="the base checkpoint, 50 steps to evaluate; the distilled one (16 steps) cannot be trained",
     )
-    lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0")
+    lora_targets: ClassVar[tuple[str, ...]] = ATTENTION
     block_names: ClassVar[tuple[str, ...]] = ("Flux3ModeTransformerBlock", "Flux3SingleTransformerBlock")
+    pipelines: ClassVar[tuple[str, ...]] = ("Flux3ModularPipeline", "Flux3DistilledModularPipeline")
 
-    checkpoint: str
     max_sequence_length: int = 8192
     text_layers: tuple[int, ...] = (4, 8, 12, 16, 20, 24, 28, 32)
 
     def __post_init__(self) -> None:
-        names = ("Flux3ModularPipeline", "Flux3DistilledModularPipeline")
-        check_checkpoint(self.checkpoint, *names, index="modular_model_index.json")
+        check_checkpoint(self.checkpoint, *self.pipelines, index="modular_model_index.json")
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+    def loaded(self, device: torch.device, dtypes: dict[str, torch.dtype]) -> Any:
         """With the tokenizer alone: its processor needs torchvision, for pictures that the text encoder never gets."""
         from diffusers import Flux3ModularPipeline, ModularPipeline
         from transformers import AutoTokenizer
 
-        loaded = ModularPipeline.from_pretrained(self.checkpoint)
-        if not isinstance(loaded, Flux3ModularPipeline):
-            raise ValueError(f"{self.checkpoint} holds a {type(loaded).__name__}, this family is FLUX.3")
-        pipeline: Any = loaded
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        pipeline.load_components(names=list(_PARTS), dtype=dtypes)
+        found = ModularPipeline.from_pretrained(resolve(self.checkpoint))
+        if not isinstance(found, Flux3ModularPipeline):
+            raise ValueError(f"{self.checkpoint} holds a {type(found).__name__}, this family is FLUX.3")
+        pipeline: Any = found
+        pipeline.load_components(names=list(_PARTS), dtype={**dtypes, "vae": torch.float32})
         absent = [name for name in _PARTS if pipeline.components[name] is None]
         if absent:
             raise ValueError(f"{absent} of {self.checkpoint} could not be loaded; diffusers' warning says why")
@@ -74,30 +71,20 @@ class FLUX3(DiffusionFamily):
         tokenizer = AutoTokenizer.from_pretrained(source.pretrained_model_name_or_path, subfolder=source.subfolder)
         pipeline.update_components(tokenizer=tokenizer)
         pipeline.to(device)
-        pipeline.name_or_path = self.checkpoint  # as other pipelines have it; an exported adapter names it
-        # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
+        pipeline.name_or_path = resolve(self.checkpoint)  # as other pipelines have it; an exported adapter names it
         pipeline.vae.enable_slicing()
-        frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
-        return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
+        return pipeline
 
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        pipeline = _pipeline(bundle)
-        cell = 2 * pipeline.vae_scale_factor
-        check_size(sampling, cell)
-        return pipeline.transformer.config.in_channels, sampling.height // cell, sampling.width // cell
-
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        """The blocks make the scheduler with the shift of the model; no checkpoint has one of its own."""
         if _is_flow_map(bundle) and (sampling.guidance != 1 or sampling.resolve_sde_indices(0)):
             raise ValueError(
                 f"{self.checkpoint} is a flow map, distilled for deterministic steps without guidance: "
                 f"sampling.guidance=1 and sampling.noise_level=0, got {sampling.guidance} and {sampling.noise_level}"
             )
-        # The blocks make the scheduler with the shift of the model; no checkpoint has one of its own.
-        shift = _pipeline(bundle).scheduler.config.shift if sampling.shift is None else sampling.shift
-        sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), shift))
-        return Schedule(sigmas=sigmas, times=sigmas[:-1])
+        return super().sigmas(bundle, sampling)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def refuse_points(self, bundle: Bundle) -> None:
@@ -116,7 +103,7 @@ class FLUX3(DiffusionFamily):
 
     def _hidden_states(self, bundle: Bundle, text: str) -> torch.Tensor:
         """`(window, D)`"""
-        tokenizer = _pipeline(bundle).tokenizer
+        tokenizer = bundle.pipeline.tokenizer
         message = [{"role": "user", "content": text}]
         chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         limit = self.max_sequence_length
@@ -145,17 +132,8 @@ class FLUX3(DiffusionFamily):
         pieces = [_forward(bundle, latents[rows], step, rows, embedding.select(rows)) for rows in groups]
         return torch.cat(pieces)[torch.cat(groups).argsort()]
 
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        pipeline = _pipeline(bundle)
-        pixels = to_pixels(pipeline.vae, latents)
-        return Media(images=pipeline.image_processor.postprocess(pixels, output_type="pt").cpu())
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        assert media.images is not None, "supervised training of this family needs images"
-        return from_pixels(_pipeline(bundle).vae, media.images * 2 - 1)
-
     def save(self, bundle: Bundle, folder: Path) -> None:
-        _pipeline(bundle).save_pretrained(str(folder), overwrite_modular_index=True)
+        bundle.pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
 
 
 def _forward(
@@ -184,7 +162,7 @@ def _forward(
 
 def _source_latents(bundle: Bundle, pictures: list[torch.Tensor]) -> list[torch.Tensor]:
     """Sources `(3, H, W)` in [0, 1] of one prompt to latents: one alone is kept whole, several are cut to fit."""
-    pipeline = _pipeline(bundle)
+    pipeline = bundle.pipeline
     mode = "fill" if len(pictures) == 1 else "crop"
     pixels = [pipeline.image_processor.preprocess(to_pil(picture), resize_mode=mode)[0] for picture in pictures]
     return [from_pixels(pipeline.vae, picture)[0] for picture in pixels]
@@ -197,9 +175,4 @@ def _positions(layer: int, picture: torch.Tensor) -> torch.Tensor:
 
 
 def _is_flow_map(bundle: Bundle) -> bool:
-    return _pipeline(bundle).transformer.config.flow_map
-
-
-def _pipeline(bundle: Bundle) -> Any:
-    """The modular pipeline; diffusers annotates less than it takes and gives."""
-    return bundle.processors["pipeline"]
+    return bundle.pipeline.transformer.config.flow_map

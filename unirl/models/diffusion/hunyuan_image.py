@@ -7,16 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, Facts, classifier_free
-from unirl.models.diffusion.hunyuan import (
-    LICENCE,
-    LORA_TARGETS,
-    GlyphEmbedding,
-    GlyphHunyuan,
-    averages,
-    nearest_sides,
-    pipeline_of,
-)
+from unirl.models.base import Bundle, Facts, Point, classifier_free
+from unirl.models.diffusion.hunyuan import GlyphEmbedding, GlyphHunyuan, HunyuanFacts, averages
+from unirl.models.latents import Grid
 from unirl.sde.steps import Step
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
@@ -36,20 +29,19 @@ class HunyuanImage(GlyphHunyuan):
     apg_momentum:  refused: a velocity that depends on all earlier steps cannot be computed again from one of them
     """
 
-    facts: ClassVar[Facts] = Facts(
+    facts: ClassVar[Facts] = HunyuanFacts(
         makes="image",
         checkpoints=(
             "hunyuanvideo-community/HunyuanImage-2.1-Diffusers",
             "hunyuanvideo-community/HunyuanImage-2.1-Distilled-Diffusers",
         ),
         parameters="17.4B",
-        licence=LICENCE,
         guidance="classifier-free, off at 1; 3.5 is usual. Distilled: an input of the model, 3.25",
         advice="the distilled one is a mean-flow model: it samples, without noise",
     )
-    lora_targets: ClassVar[tuple[str, ...]] = LORA_TARGETS
     block_names: ClassVar[tuple[str, ...]] = ("HunyuanImageTransformerBlock", "HunyuanImageSingleTransformerBlock")
-    pipeline_class: ClassVar[str] = "HunyuanImagePipeline"
+    pipelines: ClassVar[tuple[str, ...]] = ("HunyuanImagePipeline",)
+    published: ClassVar[Grid] = Grid(scale=32, patch=1)
 
     max_glyphs: int = 128
     distilled: bool = False
@@ -74,18 +66,7 @@ class HunyuanImage(GlyphHunyuan):
         found = pipeline.transformer.config.guidance_embeds
         if found != self.distilled:
             raise ValueError(f"the model at {self.checkpoint} has guidance_embeds={found}: set distilled={found}")
-        self.limit_lengths(pipeline)
-
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        pipeline = pipeline_of(bundle)
-        factor = pipeline.vae_scale_factor
-        wanted, nearest = (sampling.height, sampling.width), nearest_sides(sampling, factor)
-        if wanted != nearest:
-            raise ValueError(
-                f"this model makes multiples of {factor} pixels, asked for {wanted[0]} x {wanted[1]}; "
-                f"the nearest is {nearest[0]} x {nearest[1]}"
-            )
-        return pipeline.vae.config.latent_channels, wanted[0] // factor, wanted[1] // factor
+        GlyphHunyuan.prepare(self, pipeline)
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> GlyphEmbedding:
         return GlyphEmbedding(**self.encode_texts(bundle, prompts.required_texts))
@@ -96,7 +77,7 @@ class HunyuanImage(GlyphHunyuan):
         return bundle.transformer(
             hidden_states=latents,
             timestep=step.time,
-            timestep_r=self.time(bundle, step.sigma_next) if averages(bundle) else None,
+            timestep_r=self.time(bundle, step.sigma_next, tuple(latents.shape[1:])) if averages(bundle) else None,
             encoder_hidden_states=embedding.tokens,
             encoder_attention_mask=embedding.mask,
             encoder_hidden_states_2=embedding.glyphs,
@@ -108,27 +89,13 @@ class HunyuanImage(GlyphHunyuan):
     def guided(self, guidance: float) -> bool:
         return guidance != 1 and not self.distilled
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        plain = classifier_free(conditional, unconditional, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        plain = classifier_free(conditional, unconditional, at.guidance)
         if self.apg_below is None:
             return plain
         other = projected(conditional, unconditional, self.apg_scale, self.apg_threshold)
-        below = (step.sigma < self.apg_below).reshape(-1, *([1] * (plain.ndim - 1)))
+        below = (at.step.sigma < self.apg_below).reshape(-1, *([1] * (plain.ndim - 1)))
         return torch.where(below, other, plain)
-
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        pipeline = pipeline_of(bundle)
-        decoded = pipeline.vae.decode(latents.float() / pipeline.vae.config.scaling_factor, return_dict=False)[0]
-        return Media(images=pipeline.image_processor.postprocess(decoded, output_type="pt").cpu())
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        """The mode of the autoencoder's posterior, not a draw: the same picture is the same latent."""
-        assert media.images is not None, "supervised training of this family needs images"
-        vae = pipeline_of(bundle).vae
-        pixels = media.images.to(bundle.device, torch.float32) * 2 - 1
-        return vae.encode(pixels, return_dict=False)[0].mode() * vae.config.scaling_factor
 
     def recompute_blocks(self, bundle: Bundle) -> None:
         from torch.utils.checkpoint import checkpoint

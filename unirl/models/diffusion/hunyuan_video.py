@@ -8,15 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, Facts
-from unirl.models.diffusion.hunyuan import (
-    LICENCE,
-    LORA_TARGETS,
-    Hunyuan,
-    decode_videos,
-    encode_videos,
-    pipeline_of,
-    video_shape,
-)
+from unirl.models.diffusion.hunyuan import Hunyuan, HunyuanFacts
+from unirl.models.latents import Grid
 from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
@@ -30,21 +23,21 @@ class HunyuanVideo(Hunyuan):
     Text as states of a language model, with a mask, and one vector of CLIP, which reads 77 tokens.
     """
 
-    facts: ClassVar[Facts] = Facts(
+    facts: ClassVar[Facts] = HunyuanFacts(
         makes="video",
         checkpoints=("hunyuanvideo-community/HunyuanVideo",),
         parameters="12.8B",
-        licence=LICENCE,
         guidance="an input of the model; 6 is usual",
         advice="DanceGRPO: 16 steps, shift 5, kernel dance at 0.25, 53 frames of 480 x 480 (hunyuan_video_flow_grpo)",
     )
-    lora_targets: ClassVar[tuple[str, ...]] = LORA_TARGETS
     block_names: ClassVar[tuple[str, ...]] = ("HunyuanVideoTransformerBlock", "HunyuanVideoSingleTransformerBlock")
-    pipeline_class: ClassVar[str] = "HunyuanVideoPipeline"
+    pipelines: ClassVar[tuple[str, ...]] = ("HunyuanVideoPipeline",)
+    published: ClassVar[Grid] = Grid(scale=8, stride=4)
 
     max_sequence_length: int = 256
 
     def prepare(self, pipeline: Any) -> None:
+        Hunyuan.prepare(self, pipeline)
         config = pipeline.transformer.config
         if not config.guidance_embeds or config.image_condition_type is not None:
             raise ValueError(
@@ -52,11 +45,8 @@ class HunyuanVideo(Hunyuan):
                 f"guidance_embeds={config.guidance_embeds}, image_condition_type={config.image_condition_type}"
             )
 
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        return video_shape(bundle, sampling)
-
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
-        tokens, pooled, mask = pipeline_of(bundle).encode_prompt(
+        tokens, pooled, mask = bundle.pipeline.encode_prompt(
             prompts.required_texts, device=bundle.device, max_sequence_length=self.max_sequence_length
         )
         return Embedding(tokens=tokens, pooled=pooled, mask=mask.bool())
@@ -76,14 +66,3 @@ class HunyuanVideo(Hunyuan):
 
     def guided(self, guidance: float) -> bool:
         return False
-
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        raise AssertionError("guidance is an input of this model: there is one branch")
-
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        return decode_videos(bundle, latents)
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        return encode_videos(bundle, media)

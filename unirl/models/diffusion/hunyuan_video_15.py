@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
+from unirl.models import latents as latent_space
 from unirl.models.base import Bundle, Facts
-from unirl.models.diffusion.hunyuan import (
-    LICENCE,
-    LORA_TARGETS,
-    GlyphEmbedding,
-    GlyphHunyuan,
-    averages,
-    decode_videos,
-    encode_videos,
-    pipeline_of,
-    video_shape,
-)
+from unirl.models.diffusion.hunyuan import GlyphEmbedding, GlyphHunyuan, HunyuanFacts, averages
+from unirl.models.latents import Grid
+from unirl.models.sources import to_pil
 from unirl.sde.steps import Step
 from unirl.types.batch import dense
-from unirl.types.media import Media, to_uint8
+from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
+
+_Facts = partial(
+    HunyuanFacts,
+    makes="video",
+    parameters="8.3B",
+    guidance="classifier-free, off at 1; 6 is usual, 1 for the distilled",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class FirstFrameEmbedding(GlyphEmbedding):
 class _HunyuanVideo15(GlyphHunyuan):
     """What both tasks share: the model's input is the latent, the latent of a first frame, and a mask of the frames."""
 
-    lora_targets: ClassVar[tuple[str, ...]] = LORA_TARGETS
+    published: ClassVar[Grid] = Grid(scale=16, patch=1, stride=4)
     block_names: ClassVar[tuple[str, ...]] = ("HunyuanVideo15TransformerBlock",)
     task: ClassVar[str]
 
@@ -48,10 +49,7 @@ class _HunyuanVideo15(GlyphHunyuan):
         found = pipeline.transformer.config.task_type
         if found != self.task:
             raise ValueError(f"checkpoint {self.checkpoint} is a model for {found}, this family is for {self.task}")
-        self.limit_lengths(pipeline)
-
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        return video_shape(bundle, sampling)
+        GlyphHunyuan.prepare(self, pipeline)
 
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: FirstFrameEmbedding, guidance: float
@@ -60,12 +58,12 @@ class _HunyuanVideo15(GlyphHunyuan):
         if embedding.first_frame is not None:
             frame[:, :, 0], given[:, :, 0] = embedding.first_frame, 1.0
         # Zeros tell the model that there is no picture, and it masks them all: one does for the pipeline's 729.
-        config = pipeline_of(bundle).transformer.config
+        config = bundle.pipeline.transformer.config
         picture = embedding.tokens.new_zeros(len(latents), 1, config.image_embed_dim)
         return bundle.transformer(
             hidden_states=torch.cat([latents, frame, given], dim=1),
             timestep=step.time,
-            timestep_r=self.time(bundle, step.sigma_next) if averages(bundle) else None,
+            timestep_r=self.time(bundle, step.sigma_next, tuple(latents.shape[1:])) if averages(bundle) else None,
             encoder_hidden_states=embedding.tokens,
             encoder_attention_mask=embedding.mask,
             encoder_hidden_states_2=embedding.glyphs,
@@ -74,29 +72,19 @@ class _HunyuanVideo15(GlyphHunyuan):
             return_dict=False,
         )[0]
 
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        return decode_videos(bundle, latents)
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        return encode_videos(bundle, media)
-
 
 @dataclasses.dataclass(frozen=True)
 class HunyuanVideo15(_HunyuanVideo15):
     """Text to video."""
 
-    facts: ClassVar[Facts] = Facts(
-        makes="video",
+    facts: ClassVar[Facts] = _Facts(
         checkpoints=(
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v",
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v_distilled",
         ),
-        parameters="8.3B",
-        licence=LICENCE,
-        guidance="classifier-free, off at 1; 6 is usual, 1 for the distilled",
     )
-    pipeline_class: ClassVar[str] = "HunyuanVideo15Pipeline"
+    pipelines: ClassVar[tuple[str, ...]] = ("HunyuanVideo15Pipeline",)
     task: ClassVar[str] = "t2v"
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> FirstFrameEmbedding:
@@ -110,19 +98,15 @@ class HunyuanVideo15I2V(_HunyuanVideo15):
     The picture is an input of the model: the first frame is generated like the others.
     """
 
-    facts: ClassVar[Facts] = Facts(
-        makes="video",
+    facts: ClassVar[Facts] = _Facts(
         checkpoints=(
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v",
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v_step_distilled",
         ),
-        parameters="8.3B",
-        licence=LICENCE,
-        guidance="classifier-free, off at 1; 6 is usual, 1 for the distilled",
         advice="step_distilled is a mean-flow model: it samples, without noise",
     )
-    pipeline_class: ClassVar[str] = "HunyuanVideo15ImageToVideoPipeline"
+    pipelines: ClassVar[tuple[str, ...]] = ("HunyuanVideo15ImageToVideoPipeline",)
     task: ClassVar[str] = "i2v"
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> FirstFrameEmbedding:
@@ -139,12 +123,9 @@ def _encode_picture(
     bundle: Bundle, picture: torch.Tensor, sampling: DiffusionSamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """picture: `(3, h, w)`. Its states `(1, P, D)`, and its latent `(1, C, H, W)`."""
-    from PIL import Image
-
-    pipeline, size = pipeline_of(bundle), {"height": sampling.height, "width": sampling.width}
-    image = Image.fromarray(to_uint8(picture[None])[0].numpy())
+    pipeline, size = bundle.pipeline, {"height": sampling.height, "width": sampling.width}
+    image = to_pil(picture)
     image = pipeline.video_processor.resize(image, **size, resize_mode="crop")
     states = pipeline.encode_image(image, batch_size=1, device=bundle.device, dtype=pipeline.image_encoder.dtype)
-    pixels = pipeline.video_processor.preprocess(image, **size).to(bundle.device, torch.float32)
-    latent = pipeline.vae.encode(pixels[:, :, None], return_dict=False)[0].mode() * pipeline.vae.config.scaling_factor
-    return states, latent[:, :, 0]
+    pixels = pipeline.video_processor.preprocess(image, **size)
+    return states, latent_space.encode(pipeline.vae, pixels[:, :, None])[:, :, 0]

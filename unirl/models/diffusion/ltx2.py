@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_euler
-from unirl.sde.schedule import (
-    exponential_shift,
-    linear_mu,
-    pin,
-    shift_sigmas,
-    stretch_to_terminal,
-    uniform_sigmas,
-)
-from unirl.sde.steps import Schedule, Step
+from unirl.models.base import Bundle, Facts, Point, classifier_free
+from unirl.models.latents import Grid, to_unit
+from unirl.models.pretrained import check_count, check_dynamic
+from unirl.models.published import ATTENTION, PublishedFamily
+from unirl.sde.steps import Step
 from unirl.types.batch import padded, shared
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
@@ -44,14 +39,13 @@ class LTX2Embedding(Embedding):
 
 
 @dataclasses.dataclass(frozen=True)
-class LTX2(DiffusionFamily):
+class LTX2(PublishedFamily):
     """Velocity `eps - x0` at time `1000 sigma`, of video and sound at once; the latent is one flat vector `(D,)`.
 
     Guidance is classifier-free, at a scale for each stream, and then scales what it predicts of x_0 towards the
     standard deviation of the conditional prediction (arXiv 2305.08891). The two guidances of the pipeline that need a
     third and a fourth forward (spatio-temporal, modality isolation) are not offered.
 
-    checkpoint:          hub id, or folder of a saved pipeline
     frame_rate:          frames a second; with the number of frames it gives the length of the sound
     audio_guidance:      scale of the sound, where `sampling.guidance` is that of the video; null takes that one
     guidance_rescale:    how far the scaling goes, from 0 (not at all) to 1
@@ -71,10 +65,12 @@ class LTX2(DiffusionFamily):
         context_parallel=True,
         advice="guidance doubles a forward of 19B: set it and audio_guidance to 1 to train without",
     )
-    lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0")
+    lora_targets: ClassVar[tuple[str, ...]] = ATTENTION
     block_names: ClassVar[tuple[str, ...]] = ("LTX2VideoTransformerBlock",)
+    pipelines: ClassVar[tuple[str, ...]] = ("LTX2Pipeline",)
+    published: ClassVar[Grid] = Grid(scale=32, patch=1, stride=8)
+    float32: ClassVar[tuple[str, ...]] = ("vae", "audio_vae", "vocoder")
 
-    checkpoint: str
     frame_rate: float = 24.0
     audio_guidance: float | None = 7.0
     guidance_rescale: float = 0.7
@@ -82,7 +78,7 @@ class LTX2(DiffusionFamily):
     max_sequence_length: int = 1024
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "LTX2Pipeline")
+        PublishedFamily.__post_init__(self)
         if not self.frame_rate > 0:
             raise ValueError(f"frame_rate must be positive, got {self.frame_rate}")
         if self.audio_guidance is not None and not self.audio_guidance >= 1:
@@ -91,51 +87,25 @@ class LTX2(DiffusionFamily):
             raise ValueError(f"guidance_rescale must be in [0, 1], got {self.guidance_rescale}")
         if self.stream_weights not in ("elements", "streams"):
             raise ValueError(f"stream_weights must be elements or streams, got {self.stream_weights!r}")
-        if self.max_sequence_length < 1:
-            raise ValueError(f"max_sequence_length must be at least 1, got {self.max_sequence_length}")
+        check_count("max_sequence_length", self.max_sequence_length)
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The autoencoders and the vocoder stay float32: rewards look at and listen to what they make."""
-        from diffusers import LTX2Pipeline
+    def grid(self, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> Grid:
+        halved = 2 ** sum(vae["spatio_temporal_scaling"])
+        scale = vae["spatial_compression_ratio"] or vae["patch_size"] * halved
+        return Grid(scale, patch=1, stride=vae["temporal_compression_ratio"] or vae["patch_size_t"] * halved)
 
-        heard_and_seen = dict.fromkeys(("vae", "audio_vae", "vocoder"), torch.float32)
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, **heard_and_seen}
-        pipeline: Any = LTX2Pipeline.from_pretrained(self.checkpoint, dtype=dtypes).to(device)
-        config = pipeline.scheduler.config
-        check_euler(config, "use_dynamic_shifting", "shift_terminal")
-        if not config["use_dynamic_shifting"]:
-            raise ValueError(
-                "this family shifts by the size of what it makes, the checkpoint's scheduler by a constant"
-            )
-        pipeline.vae.enable_slicing()
-        names = ("text_encoder", "connectors", "vae", "audio_vae", "vocoder")
-        frozen = {name: pipeline.components[name] for name in names}
-        return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
+    def prepare(self, pipeline: Any) -> None:
+        check_dynamic(pipeline.scheduler.config, "shift_terminal")
 
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
         return (sum(math.prod(shape) for shape in self._shapes(bundle, sampling)),)
 
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        config = _pipeline(bundle).scheduler.config
-        grid = uniform_sigmas(sampling.steps)
-        if sampling.shift is None:
-            (_, *cells), _ = self._shapes(bundle, sampling)
-            base = (config.base_image_seq_len, config.base_shift)
-            top = (config.max_image_seq_len, config.max_shift)
-            shifted = exponential_shift(grid, linear_mu(math.prod(cells), base=base, top=top))
-        else:
-            shifted = shift_sigmas(grid, sampling.shift)
-        if config.shift_terminal:
-            shifted = stretch_to_terminal(shifted, config.shift_terminal)
-        sigmas = pin(shifted)
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
-
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
-        return sigma * _pipeline(bundle).scheduler.config.num_train_timesteps
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return sigma * bundle.pipeline.scheduler.config.num_train_timesteps
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> LTX2Embedding:
         # What the connectors make of a prompt is kept, not the states of all layers of the text encoder: 385 MB each.
-        pipeline = _pipeline(bundle)
+        pipeline = bundle.pipeline
         states, mask, _, _ = pipeline.encode_prompt(
             prompts.required_texts,
             do_classifier_free_guidance=False,
@@ -183,30 +153,21 @@ class LTX2(DiffusionFamily):
     def guided(self, guidance: float) -> bool:
         return guidance != 1 or self._audio_guidance(guidance) != 1
 
-    def guide_at(
-        self,
-        conditional: torch.Tensor,
-        unconditional: torch.Tensor,
-        *,
-        latents: torch.Tensor,
-        step: Step,
-        embedding: Embedding,
-        guidance: float,
-    ) -> torch.Tensor:
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
         """Each stream at its own scale; the rescaling looks at x_0, which is `x - sigma v`."""
-        assert isinstance(embedding, LTX2Embedding)
+        assert isinstance(at.embedding, LTX2Embedding)
         guided = []
-        streams = (embedding.streams(tensor) for tensor in (latents, conditional, unconditional))
-        scales = (guidance, self._audio_guidance(guidance))
+        streams = (at.embedding.streams(tensor) for tensor in (at.latents, conditional, unconditional))
+        scales = (at.guidance, self._audio_guidance(at.guidance))
         for x, own, other, scale in zip(*streams, scales, strict=True):
-            sigma = step.sigma.view(-1, *[1] * (x.ndim - 1))
-            target, clean = x - sigma * own, x - sigma * self.guide(own, other, step, scale)
+            sigma = at.step.sigma.view(-1, *[1] * (x.ndim - 1))
+            target, clean = x - sigma * own, x - sigma * classifier_free(own, other, scale)
             clean = clean * (self.guidance_rescale * (_spread(target) / _spread(clean)) + 1 - self.guidance_rescale)
             guided.append(((x - clean) / sigma).flatten(1))
         return torch.cat(guided, dim=1)
 
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        pipeline = _pipeline(bundle)
+        pipeline = bundle.pipeline
         video, audio = _streams(latents.float(), *self._shapes(bundle, sampling))
         vae, audio_vae = pipeline.vae, pipeline.audio_vae
         mean, std = (column.view(-1, 1, 1, 1) for column in (vae.latents_mean, vae.latents_std))
@@ -216,7 +177,7 @@ class LTX2(DiffusionFamily):
         mean, std = (column.view(audio.shape[1], 1, -1) for column in (audio_vae.latents_mean, audio_vae.latents_std))
         waves = pipeline.vocoder(audio_vae.decode(audio * std + mean, return_dict=False)[0])
         return Media(
-            videos=pipeline.video_processor.postprocess_video(pixels, output_type="pt").cpu(),
+            videos=to_unit(pixels).transpose(1, 2),
             fps=self.frame_rate,
             audio=waves.float().cpu(),
             audio_rate=pipeline.vocoder.config.output_sampling_rate,
@@ -233,17 +194,7 @@ class LTX2(DiffusionFamily):
 
     def _shapes(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of the video's latent and of the sound's. ValueError, with the nearest size, for what cannot be made."""
-        pipeline = _pipeline(bundle)
-        cell, stride = pipeline.vae_spatial_compression_ratio, pipeline.vae_temporal_compression_ratio
-        wanted = (sampling.frames, sampling.height, sampling.width)
-        frames = round((sampling.frames - 1) / stride)
-        height, width = (max(round(side / cell), 1) for side in wanted[1:])
-        nearest = (frames * stride + 1, height * cell, width * cell)
-        if wanted != nearest:
-            raise ValueError(
-                f"this model makes {stride} k + 1 frames of multiples of {cell} pixels, asked for {wanted[0]} of "
-                f"{wanted[1]} x {wanted[2]}; the nearest is {nearest[0]} of {nearest[1]} x {nearest[2]}"
-            )
+        pipeline = bundle.pipeline
         moments = pipeline.audio_sampling_rate / pipeline.audio_hop_length
         moments /= pipeline.audio_vae_temporal_compression_ratio
         config = pipeline.audio_vae.config
@@ -252,7 +203,7 @@ class LTX2(DiffusionFamily):
             round(sampling.frames / self.frame_rate * moments),
             config.mel_bins // pipeline.audio_vae_mel_compression_ratio,
         )
-        return (pipeline.transformer.config.in_channels, frames + 1, height, width), audio
+        return super().latent_shape(bundle, sampling), audio
 
     def _weights(
         self, video_shape: tuple[int, ...], audio_shape: tuple[int, ...], device: torch.device
@@ -262,11 +213,6 @@ class LTX2(DiffusionFamily):
         sizes = torch.tensor([math.prod(video_shape), math.prod(audio_shape)])
         # The mean of the weights is 1, so that nothing but the balance of the streams changes.
         return (sizes.sum() / (2 * sizes)).repeat_interleave(sizes).to(device)
-
-
-def _pipeline(bundle: Bundle) -> Any:
-    """The LTX2Pipeline; diffusers annotates less than it takes and gives."""
-    return bundle.processors["pipeline"]
 
 
 def _streams(

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.diffusion.qwen_image import (
-    dynamic_sigmas,
-    encode_pixels,
-    explicit_mask,
-    in_groups,
-    latent_statistics,
-)
+from unirl.models import latents as latent_space
+from unirl.models.base import Bundle, Facts
+from unirl.models.diffusion.qwen_image import explicit_mask, in_groups
 from unirl.models.diffusion.qwen_image_edit import EditEmbedding
+from unirl.models.latents import Grid, given_pictures
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
-from unirl.models.pretrained import check_checkpoint, check_euler, check_size
-from unirl.sde.schedule import pin, uniform_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.models.pretrained import check_euler, euler_sigmas
+from unirl.models.published import ATTENTION, PublishedFamily
+from unirl.sde.schedule import uniform_sigmas
+from unirl.sde.steps import Step
 from unirl.types.batch import padded
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
@@ -39,13 +37,12 @@ class SlottedEmbedding(EditEmbedding):
 
 
 @dataclasses.dataclass(frozen=True)
-class QwenImage21(DiffusionFamily):
+class QwenImage21(PublishedFamily):
     """Velocity `eps - x0` of unpacked latents at time sigma. Text comes before the pictures and never sees them.
 
     A picture's place in the sequence starts where the text ends, padding included: rows of different length are
     predicted apart, or a row would depend on the prompts beside it.
 
-    checkpoint:     hub id, or folder of a saved pipeline
     picture_area:   pixels of a source picture, for the text encoder and the transformer
     schedule_table: checkpoint  its own sigmas, if it comes with some: they fix the number of steps
                     uniform     `linspace(1, 1/T, T)`, whatever the checkpoint says
@@ -60,50 +57,32 @@ class QwenImage21(DiffusionFamily):
         tensor_parallel=True,
         advice="40 steps in the pipeline, without guidance (qwen_image_2_1_flow_grpo)",
     )
-    lora_targets: ClassVar[tuple[str, ...]] = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "img_mlp.proj",
-        "img_mlp.gate_layer",
-        "img_mlp.out",
-    )
+    lora_targets: ClassVar[tuple[str, ...]] = (*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out")
     block_names: ClassVar[tuple[str, ...]] = ("QwenImage21TransformerBlock",)
+    pipelines: ClassVar[tuple[str, ...]] = ("QwenImage21Pipeline",)
+    published: ClassVar[Grid] = Grid(scale=16)
 
-    checkpoint: str
     picture_area: int = 1024 * 1024
     schedule_table: Literal["checkpoint", "uniform"] = "checkpoint"
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "QwenImage21Pipeline")
+        PublishedFamily.__post_init__(self)
         if self.picture_area < 32 * 32:
             raise ValueError(f"a picture has at least 32 x 32 pixels, got picture_area={self.picture_area}")
         if self.schedule_table not in ("checkpoint", "uniform"):
             raise ValueError(f"schedule_table must be checkpoint or uniform, got {self.schedule_table!r}")
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The autoencoder stays float32: it is small, and rewards look at what it draws."""
-        from diffusers import QwenImage21Pipeline
+    def parts(self) -> dict[str, Any]:
         from transformers import Qwen3VLProcessor
 
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        processor = load_picture_processor(Qwen3VLProcessor, processor_folder(self.checkpoint))
-        pipeline = QwenImage21Pipeline.from_pretrained(self.checkpoint, dtype=dtypes, processor=processor).to(device)
+        return {"processor": load_picture_processor(Qwen3VLProcessor, processor_folder(self.checkpoint))}
+
+    def prepare(self, pipeline: Any) -> None:
         check_euler(pipeline.scheduler.config, "use_dynamic_shifting", "shift_terminal")
-        # One picture at a time: the memory of a batch of decodes is that of one, and no picture depends on its batch.
-        pipeline.vae.enable_slicing()
-        frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
-        return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
 
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        pipeline = bundle.processors["pipeline"]
-        scale = pipeline.vae_scale_factor
-        check_size(sampling, 2 * scale)
-        return pipeline.vae.config.z_dim, sampling.height // scale, sampling.width // scale
-
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        pipeline = bundle.processors["pipeline"]
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
+        """The shift grows with the latents of a picture, which are not packed."""
+        pipeline = bundle.pipeline
         base, own = uniform_sigmas(sampling.steps), pipeline.config.sample_sigmas
         if self.schedule_table == "checkpoint" and own is not None:
             if len(own) != sampling.steps:
@@ -112,11 +91,10 @@ class QwenImage21(DiffusionFamily):
                     f"sampling.steps={len(own)}, or model.schedule_table=uniform"
                 )
             base = torch.tensor(own, dtype=torch.float64)
-        _, height, width = self.latent_shape(bundle, sampling)
-        sigmas = pin(dynamic_sigmas(pipeline.scheduler.config, base, height * width, sampling.shift))
-        return Schedule(sigmas=sigmas, times=sigmas[:-1])
+        latents = math.prod(self.grid_of(bundle).shape(sampling))
+        return euler_sigmas(pipeline.scheduler.config, base, latents, sampling.shift)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
@@ -138,31 +116,25 @@ class QwenImage21(DiffusionFamily):
 
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         """The autoencoder draws with transparency; a person sees it on white."""
-        pipeline = bundle.processors["pipeline"]
-        mean, std = latent_statistics(pipeline.vae, latents)
-        decoded = pipeline.vae.decode((latents.float() * std + mean)[:, :, None], return_dict=False)[0]
-        images = pipeline.image_processor.postprocess(decoded[:, :, 0], output_type="pt").cpu()
-        return Media(images=on_white(images))
+        return Media(images=on_white(latent_space.decode(bundle.pipeline.vae, latents)))
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        """The mode of the autoencoder's posterior, not a draw: the same picture is the same latent."""
-        assert media.images is not None, "supervised training of this family needs images"
-        opaque = torch.ones_like(media.images[:, :1])
-        return encode_pixels(bundle, torch.cat([media.images * 2 - 1, opaque], dim=1))
+        pixels = given_pictures(media)
+        return latent_space.encode(bundle.pipeline.vae, torch.cat([pixels, torch.ones_like(pixels[:, :1])], dim=1))
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         """With the checkpoint's processor as it is: ours lacks the video part."""
-        bundle.processors["pipeline"].save_pretrained(folder)
+        bundle.pipeline.save_pretrained(folder)
         shutil.copytree(processor_folder(self.checkpoint), folder / "processor", dirs_exist_ok=True)
 
     def _encode_row(self, bundle: Bundle, text: str, pictures: list[Image]) -> SlottedEmbedding:
-        pipeline = bundle.processors["pipeline"]
+        pipeline = bundle.pipeline
         sizes = pipeline.image_processor
         layers = [(picture.convert("RGBA"), fitted(picture, self.picture_area)) for picture in pictures]
         read = [sizes.resize(picture, *size) for picture, size in layers]
         tokens, _, slots = pipeline.encode_prompt([text], image=read or None, device=bundle.device)
         pixels = [sizes.preprocess(picture, *size) for picture, size in layers]
-        references = [encode_pixels(bundle, picture)[0] for picture in pixels]
+        references = [latent_space.encode(pipeline.vae, picture)[0] for picture in pixels]
         mask = explicit_mask(tokens, None)
         return SlottedEmbedding(tokens=tokens, mask=mask, references=[references], slots=slots.bool())
 

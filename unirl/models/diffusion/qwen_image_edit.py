@@ -5,20 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from unirl.models import latents as latent_space
 from unirl.models.base import Bundle, Facts
-from unirl.models.diffusion.qwen_image import (
-    QwenImageBase,
-    bundle_of,
-    encode_pixels,
-    explicit_mask,
-    in_groups,
-    token_grid,
-    velocity,
-)
+from unirl.models.diffusion.qwen_image import QwenImageBase, explicit_mask, in_groups, token_grid, velocity
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
 from unirl.sde.steps import Step
 from unirl.types.batch import listed
@@ -60,7 +53,7 @@ class QwenImageEdit(QwenImageBase):
         tensor_parallel=True,
         advice="Flow-GRPO: 10 steps, noise level 0.9 on a window of 4, LoRA r64 alpha 128 (qwen_image_edit_flow_grpo)",
     )
-    pipeline_name: ClassVar[str] = "QwenImageEditPlusPipeline"
+    pipelines: ClassVar[tuple[str, ...]] = ("QwenImageEditPlusPipeline",)
 
     condition_area: int = 384 * 384
     reference_area: int = 1024 * 1024
@@ -74,15 +67,10 @@ class QwenImageEdit(QwenImageBase):
         if self.positions not in ("pipeline", "multimodal"):
             raise ValueError(f"positions must be pipeline or multimodal, got {self.positions!r}")
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The autoencoder stays float32: it is small, and rewards look at what it draws."""
-        from diffusers import QwenImageEditPlusPipeline
+    def parts(self) -> dict[str, Any]:
         from transformers import Qwen2VLProcessor
 
-        dtypes = {"default": frozen_dtype or dtype, "transformer": dtype, "vae": torch.float32}
-        processor = load_picture_processor(Qwen2VLProcessor, processor_folder(self.checkpoint))
-        pipeline = QwenImageEditPlusPipeline.from_pretrained(self.checkpoint, dtype=dtypes, processor=processor)
-        return bundle_of(pipeline.to(device))
+        return {"processor": load_picture_processor(Qwen2VLProcessor, processor_folder(self.checkpoint))}
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         rows = list(zip(prompts.required_texts, source_pictures(prompts), strict=True))
@@ -110,7 +98,7 @@ class QwenImageEdit(QwenImageBase):
         shutil.copytree(processor_folder(self.checkpoint), folder / "processor", dirs_exist_ok=True)
 
     def _encode_row(self, bundle: Bundle, text: str, pictures: list[Image]) -> EditEmbedding:
-        pipeline = bundle.processors["pipeline"]
+        pipeline = bundle.pipeline
         sizes = pipeline.image_processor
         read = [sizes.resize(picture, *fitted(picture, self.condition_area)) for picture in pictures]
         slots = [f"Picture {row}: <|vision_start|><|image_pad|><|vision_end|>" for row in range(1, len(read) + 1)]
@@ -121,5 +109,5 @@ class QwenImageEdit(QwenImageBase):
         states = pipeline.text_encoder(**inputs, output_hidden_states=True).hidden_states[-1]
         tokens = states[:, pipeline.prompt_template_encode_start_idx :]
         pixels = [sizes.preprocess(picture, *fitted(picture, self.reference_area)) for picture in pictures]
-        references = [encode_pixels(bundle, picture)[0] for picture in pixels]
+        references = [latent_space.encode(pipeline.vae, picture)[0] for picture in pixels]
         return EditEmbedding(tokens=tokens, mask=explicit_mask(tokens, None), references=[references])

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts
-from unirl.models.pretrained import check_checkpoint, check_size
-from unirl.sde.schedule import pin, twice_shifted_sigmas
+from unirl.models import latents as latent_space
+from unirl.models.base import Bundle, Facts, Point
+from unirl.models.latents import Grid
+from unirl.models.published import ATTENTION, PublishedFamily
+from unirl.models.sources import to_pil
+from unirl.sde.schedule import twice_shifted_sigmas
 from unirl.sde.steps import Schedule, Step
 from unirl.sde.strategy import per_row
 from unirl.types.batch import dense
 from unirl.types.condition import Embedding
-from unirl.types.media import Media, to_uint8
+from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_PIPELINES = ("WanPipeline", "WanImageToVideoPipeline")
 # Fixed: the transformer attends to the zeros behind a prompt, and that of image-to-video counts on 512 tokens.
 _TEXT_TOKENS = 512
 _TRAIN_STEPS = 1000
 _LARGEST_480P = 480 * 832
-_STRIDE = 4  # frames of a latent, but for the first
+
+_Facts = partial(Facts, licence="Apache-2.0", context_parallel=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,64 +43,42 @@ class WanEmbedding(Embedding):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wan(DiffusionFamily):
+class Wan(PublishedFamily):
     """Velocity `eps - x0` at time `1000 sigma`; 512 text tokens without a mask; guidance as in classifier_free.
 
     The table is that of diffusers' Euler scheduler: UniPC, which the checkpoints name, looks back on earlier steps.
     Without a shift in the recipe it is `shift_480p` up to 480 x 832 pixels and 5 above. One frame is a picture.
 
-    checkpoint: hub id, or folder of a saved pipeline
-    kind:       of checkpoint: whether it has two experts, a time for each token, a CLIP image encoder
-    cell:       pixels of the side of a patch
+    kind: of checkpoint: whether it has two experts, a time for each token, a CLIP image encoder
     """
 
     # Bare names: self- and cross-attention.
-    lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0")
+    lora_targets: ClassVar[tuple[str, ...]] = ATTENTION
     block_names: ClassVar[tuple[str, ...]] = ("WanTransformerBlock",)
     kind: ClassVar[tuple[bool, bool, bool]]
-    cell: ClassVar[int] = 16
+    pipelines: ClassVar[tuple[str, ...]] = ("WanPipeline", "WanImageToVideoPipeline")
+    published: ClassVar[Grid] = Grid(scale=8, stride=4)
+    float32: ClassVar[tuple[str, ...]] = ("vae", "image_encoder")
+    fps: ClassVar[float | None] = 16.0
     shift_480p: ClassVar[float] = 3.0
 
-    checkpoint: str
+    def prepare(self, pipeline: Any) -> None:
+        clip = pipeline.transformer.config.image_dim is not None
+        kind = (pipeline.transformer_2 is not None, pipeline.config.expand_timesteps, clip)
+        if kind != self.kind:
+            fitting = [family.__name__ for family in FAMILIES if family.kind == kind]
+            raise ValueError(f"checkpoint {self.checkpoint} is of another kind than {type(self).__name__}: {fitting}")
 
-    def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, *_PIPELINES)
-
-    @property
-    @abstractmethod
-    def fps(self) -> float:
-        """Frames a second of what the model makes."""
-
-    def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
-        nearest = max(round((sampling.frames - 1) / _STRIDE), 0) * _STRIDE + 1
-        if sampling.frames != nearest:
-            raise ValueError(
-                f"this model makes {_STRIDE} k + 1 frames, asked for {sampling.frames}; the nearest is {nearest}"
-            )
-        check_size(sampling, self.cell)
-
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """Both encoders of pictures stay float32: they are small, and what they see is the whole condition."""
-        pipeline = self._loaded(device, {"default": frozen_dtype or dtype, "transformer": dtype})
-        return Bundle(pipeline.transformer, frozen=_frozen(pipeline), processors={"pipeline": pipeline})
-
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        self.check((), sampling)
-        config = _pipeline(bundle).vae.config
-        sides = (side // config.scale_factor_spatial for side in (sampling.height, sampling.width))
-        return config.z_dim, (sampling.frames - 1) // _STRIDE + 1, *sides
-
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
+    def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
         own = self.shift_480p if sampling.height * sampling.width <= _LARGEST_480P else 5.0
-        sigmas = pin(twice_shifted_sigmas(sampling.steps, sampling.shift or own, _TRAIN_STEPS))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
+        return twice_shifted_sigmas(sampling.steps, sampling.shift or own, _TRAIN_STEPS)
 
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return sigma * _TRAIN_STEPS
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
         """A prompt of image-to-video comes with one picture, which is resized to the video's frames."""
-        pipeline, pictures = _pipeline(bundle), _pictures(prompts)
+        pipeline, pictures = bundle.pipeline, _pictures(prompts)
         tokens = _text_states(pipeline, prompts.required_texts, bundle.device)
         beside = pipeline.transformer.config.in_channels != pipeline.vae.config.z_dim
         if not pictures and not beside:
@@ -115,7 +95,7 @@ class Wan(DiffusionFamily):
         if not pipeline.config.expand_timesteps:
             raise ValueError(f"{self.checkpoint} makes videos of text alone, and the prompts come with pictures")
         given = torch.zeros(len(pixels), *shape, device=bundle.device)
-        given[:, :, :1] = _latents_of(pipeline, pixels)
+        given[:, :, :1] = latent_space.encode(pipeline.vae, pixels)
         weights = torch.ones(shape, device=bundle.device)
         weights[:, 0] = 0
         return WanEmbedding(tokens=tokens, weights=weights, given=given)
@@ -126,98 +106,63 @@ class Wan(DiffusionFamily):
         return bundle.transformer(**_inputs(bundle, latents, step, embedding), return_dict=False)[0]
 
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        pipeline = _pipeline(bundle)
-        mean, std = _statistics(pipeline, latents.device)
-        decoded = pipeline.vae.decode(latents.float() * std + mean, return_dict=False)[0]
-        videos = pipeline.video_processor.postprocess_video(decoded, output_type="pt").cpu()
-        return Media(images=videos[:, 0]) if sampling.frames == 1 else Media(videos=videos, fps=self.fps)
+        media = super().decode(bundle, latents, sampling)
+        assert media.videos is not None
+        return Media(images=media.videos[:, 0]) if sampling.frames == 1 else media
 
     def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        """The mode of the autoencoder's posterior, not a draw: the same video is the same latent."""
-        videos = media.images[:, None] if media.images is not None else media.videos
-        assert videos is not None, "supervised training of this family needs videos or images"
-        return _latents_of(_pipeline(bundle), videos.transpose(1, 2).to(bundle.device, torch.float32) * 2 - 1)
+        videos = media.videos if media.images is None else media.images[:, None]
+        return super().encode_media(bundle, Media(videos=videos), sampling)
 
     def recompute_blocks(self, bundle: Bundle) -> None:
         bundle.trained.enable_gradient_checkpointing()  # type: ignore[operator]
-
-    def _loaded(self, device: torch.device, dtypes: dict[str, torch.dtype]) -> Any:
-        from diffusers import DiffusionPipeline
-
-        apart = {"vae": torch.float32, "image_encoder": torch.float32}
-        pipeline: Any = DiffusionPipeline.from_pretrained(self.checkpoint, dtype={**dtypes, **apart}).to(device)
-        clip = pipeline.transformer.config.image_dim is not None
-        kind = (pipeline.transformer_2 is not None, pipeline.config.expand_timesteps, clip)
-        if kind != self.kind:
-            fitting = [family.__name__ for family in FAMILIES if family.kind == kind]
-            raise ValueError(f"checkpoint {self.checkpoint} is of another kind than {type(self).__name__}: {fitting}")
-        # One video at a time: the memory of a batch is that of one, and no video depends on its batch.
-        pipeline.vae.enable_slicing()
-        return pipeline
 
 
 @dataclasses.dataclass(frozen=True)
 class Wan21(Wan):
     """Wan 2.1 text-to-video."""
 
-    facts: ClassVar[Facts] = Facts(
+    facts: ClassVar[Facts] = _Facts(
         makes="video of text",
         checkpoints=("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.1-T2V-14B-Diffusers"),
         parameters="1.4B / 14.3B",
-        licence="Apache-2.0",
         guidance="classifier-free, off at 1; 5 is usual",
-        context_parallel=True,
         advice="Flow-GRPO: 20 steps, 33 frames, guidance 4.5, lr 1e-4, KL 0.004 (wan21_flow_grpo); "
         "ftfy, where installed, changes texts: have it everywhere or nowhere",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
-
-    @property
-    def fps(self) -> float:
-        return 16.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Wan21ImageToVideo(Wan):
     """Wan 2.1 image-to-video: the picture enters as latents beside those of the video, and through CLIP."""
 
-    facts: ClassVar[Facts] = Facts(
+    facts: ClassVar[Facts] = _Facts(
         makes="video of text and a first frame",
         checkpoints=("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers"),
         parameters="14.3B",
-        licence="Apache-2.0",
         guidance="classifier-free, off at 1; 5 is usual",
-        context_parallel=True,
         advice="works without ftfy, which diffusers' own pipeline does not",
     )
-    lora_targets: ClassVar[tuple[str, ...]] = (*Wan.lora_targets, "add_k_proj", "add_v_proj")
+    lora_targets: ClassVar[tuple[str, ...]] = (*ATTENTION, "add_k_proj", "add_v_proj")
     kind: ClassVar[tuple[bool, bool, bool]] = (False, False, True)
-
-    @property
-    def fps(self) -> float:
-        return 16.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Wan22TI2V5B(Wan):
     """Wan 2.2 TI2V-5B: videos of text, or of text and a first frame, which is then given and not generated."""
 
-    facts: ClassVar[Facts] = Facts(
+    facts: ClassVar[Facts] = _Facts(
         makes="video of text, or of text and a first frame",
         checkpoints=("Wan-AI/Wan2.2-TI2V-5B-Diffusers",),
         parameters="5.0B",
-        licence="Apache-2.0",
         guidance="classifier-free, off at 1; 5 is usual",
-        context_parallel=True,
         advice="made for 704 x 1280 and 24 frames a second",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (False, True, False)
-    cell: ClassVar[int] = 32
+    published: ClassVar[Grid] = Grid(scale=16, stride=4)
     shift_480p: ClassVar[float] = 5.0
-
-    @property
-    def fps(self) -> float:
-        return 24.0
+    fps: ClassVar[float | None] = 24.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,13 +174,11 @@ class Wan22A14B(Wan):
     trained:      which of them; the other stays as it is, and its steps carry no gradient
     """
 
-    facts: ClassVar[Facts] = Facts(
+    facts: ClassVar[Facts] = _Facts(
         makes="video of text, or of text and a first frame",
         checkpoints=("Wan-AI/Wan2.2-T2V-A14B-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
         parameters="2 x 14.3B",
-        licence="Apache-2.0",
         guidance="classifier-free, off at 1; 4 in high noise and 3 in low (T2V), 3.5 in both (I2V)",
-        context_parallel=True,
         advice="boundary 0.875 for T2V, 0.9 for I2V; LoRA on the high-noise expert alone needs the least memory",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (True, False, False)
@@ -245,15 +188,11 @@ class Wan22A14B(Wan):
     trained: Literal["high", "low", "both"] = "both"
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, *_PIPELINES)
+        PublishedFamily.__post_init__(self)
         if not 0 < self.boundary < 1:
             raise ValueError(f"boundary must be in (0, 1), got {self.boundary}")
         if self.low_guidance is not None and not self.low_guidance >= 1:
             raise ValueError(f"low_guidance must be at least 1 (1 = none) or null, got {self.low_guidance}")
-
-    @property
-    def fps(self) -> float:
-        return 16.0
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """The transformer is both experts in one module; one that is not trained comes in `frozen_dtype`."""
@@ -261,13 +200,14 @@ class Wan22A14B(Wan):
 
         frozen = frozen_dtype or dtype
         high, low = (dtype if self.trained in (name, "both") else frozen for name in ("high", "low"))
-        pipeline = self._loaded(device, {"default": frozen, "transformer": high, "transformer_2": low})
+        pipeline = self.loaded(device, {"default": frozen, "transformer": high, "transformer_2": low})
         if pipeline.config.boundary_ratio != self.boundary:
             found = pipeline.config.boundary_ratio
             raise ValueError(f"boundary={self.boundary}, but the experts of {self.checkpoint} meet at {found}")
-        experts = Experts(pipeline.transformer, pipeline.transformer_2)
+        bundle = self.bundled(pipeline)
+        experts = Experts(bundle.transformer, bundle.frozen.pop("transformer_2"))
         part = {"high": experts.transformer, "low": experts.transformer_2, "both": None}[self.trained]
-        return Bundle(experts, frozen=_frozen(pipeline), processors={"pipeline": pipeline}, part=part)
+        return dataclasses.replace(bundle, transformer=experts, part=part)
 
     def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
         schedule = super().schedule(bundle, sampling)
@@ -290,11 +230,9 @@ class Wan22A14B(Wan):
     def guided(self, guidance: float) -> bool:
         return guidance != 1 or self.low_guidance not in (None, 1)
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        low = guidance if self.low_guidance is None else self.low_guidance
-        scales = torch.where(self._high(step.time), guidance, low)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        low = at.guidance if self.low_guidance is None else self.low_guidance
+        scales = torch.where(self._high(at.step.time), at.guidance, low)
         return unconditional + per_row(scales, conditional) * (conditional - unconditional)
 
     def adapter_files(self, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -315,21 +253,11 @@ class Wan22A14B(Wan):
 FAMILIES: tuple[type[Wan], ...] = (Wan21, Wan21ImageToVideo, Wan22TI2V5B, Wan22A14B)
 
 
-def _pipeline(bundle: Bundle) -> Any:
-    """The WanPipeline or WanImageToVideoPipeline; diffusers annotates less than it takes and gives."""
-    return bundle.processors["pipeline"]
-
-
-def _frozen(pipeline: Any) -> dict[str, torch.nn.Module]:
-    names = ("text_encoder", "image_encoder", "vae")
-    return {name: module for name, module in pipeline.components.items() if name in names and module is not None}
-
-
 def _inputs(bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding) -> dict[str, torch.Tensor | None]:
     """What a transformer is called with."""
     assert isinstance(embedding, WanEmbedding)
     times = step.time
-    if _pipeline(bundle).config.expand_timesteps:
+    if bundle.pipeline.config.expand_timesteps:
         # A time for each 2 x 2 patch: that of given frames is 0.
         frames, height, width = latents.shape[2:]
         weights = torch.ones(frames) if embedding.weights is None else embedding.weights[0, :, 0, 0]
@@ -356,33 +284,18 @@ def _text_states(pipeline: Any, texts: list[str], device: torch.device) -> torch
 
 def _pictures(prompts: Media) -> list[Image]:
     """The first frame that each prompt comes with, as the processors take it; none where no prompt has one."""
-    from PIL.Image import fromarray
-
     counts = {len(pictures) for pictures in prompts.sources or []}
     if not counts - {0}:
         return []
     if counts != {1}:
         raise ValueError(f"this family takes one picture a prompt, its first frame, got {sorted(counts)}")
-    return [fromarray(to_uint8(picture[None])[0].numpy()) for [picture] in prompts.sources or []]
-
-
-def _statistics(pipeline: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of each latent channel, `(C, 1, 1, 1)`."""
-    config = pipeline.vae.config
-    mean, std = torch.tensor([config.latents_mean, config.latents_std], device=device).view(2, -1, 1, 1, 1)
-    return mean, std
-
-
-def _latents_of(pipeline: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """pixels: `(N, 3, frames, H, W)` in [-1, 1]."""
-    mean, std = _statistics(pipeline, pixels.device)
-    return (pipeline.vae.encode(pixels, return_dict=False)[0].mode() - mean) / std
+    return [to_pil(picture) for [picture] in prompts.sources or []]
 
 
 def _begun(pipeline: Any, pixels: torch.Tensor, frames: int) -> torch.Tensor:
     """Mask and latents of a video of which only the first frame is known: `WanEmbedding.frames`."""
     grey = pixels.expand(-1, -1, frames, -1, -1) * (torch.arange(frames, device=pixels.device) == 0)[:, None, None]
-    latents = _latents_of(pipeline, grey)
+    latents = latent_space.encode(pipeline.vae, grey)
     mask = torch.zeros_like(latents[:, :1]).expand(-1, pipeline.vae_scale_factor_temporal, -1, -1, -1).clone()
     mask[:, :, 0] = 1
     return torch.cat([mask, latents], dim=1)

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
-from unirl.models.base import Bundle, DiffusionFamily, Facts, classifier_free
-from unirl.models.pretrained import (
-    check_checkpoint,
-    check_size,
-    decode_images,
-    encode_images,
-    load_pipeline,
-    ragged_embedding,
-    static_shift,
-)
-from unirl.sde.schedule import pin, shift_sigmas, uniform_sigmas
-from unirl.sde.steps import Schedule, Step
+from unirl.models.base import Bundle, Facts, Point, classifier_free
+from unirl.models.latents import Grid
+from unirl.models.pretrained import check_count, check_euler, ragged_embedding
+from unirl.models.published import ATTENTION, PublishedFamily
+from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
-class ZImage(DiffusionFamily):
+class ZImage(PublishedFamily):
     """The model's time is `1 - sigma` and its output `x0 - eps`: negated here. Rows of text have their own lengths.
 
     Guidance is counted as everywhere in this project, `v_u + g (v_c - v_u)`, off at 1. The pipeline writes
     `v_c + g' (v_c - v_u)`, off at 0, so its 4 is 5 here; the Turbo checkpoint takes none, 0 there and 1 here. Its
     `cfg_truncation`, which drops guidance late in a walk, is not offered.
 
-    checkpoint:          hub id, or folder of a saved pipeline
     norm_limit:          bound on the norm of a guided velocity, in norms of the conditional one (`cfg_normalization` of
                          the pipeline); None for no bound
     max_sequence_length: tokens of a prompt, chat template included
@@ -47,45 +40,31 @@ class ZImage(DiffusionFamily):
         advice="Flow-GRPO on one step of 1, 2, 3 (z_image_flow_grpo); Turbo is distilled to 8 steps",
     )
     # Bare names reach the refiners of image and caption as well, blocks like all others.
-    lora_targets: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v", "to_out.0", "w1", "w2", "w3")
+    lora_targets: ClassVar[tuple[str, ...]] = (*ATTENTION, "w1", "w2", "w3")
     block_names: ClassVar[tuple[str, ...]] = ("ZImageTransformerBlock",)
+    pipelines: ClassVar[tuple[str, ...]] = ("ZImagePipeline",)
+    published: ClassVar[Grid] = Grid(scale=8)
 
-    checkpoint: str
     norm_limit: float | None = None
     max_sequence_length: int = 512
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "ZImagePipeline")
+        PublishedFamily.__post_init__(self)
+        check_count("max_sequence_length", self.max_sequence_length)
         if self.norm_limit is not None and not self.norm_limit > 0:
             raise ValueError(f"norm_limit must be positive, or null for none, got {self.norm_limit}")
-        if self.max_sequence_length < 1:
-            raise ValueError(f"max_sequence_length must be positive, got {self.max_sequence_length}")
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        """The autoencoder stays float32: it is small, and rewards look at what it draws."""
-        from diffusers import ZImagePipeline
+    def grid(self, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> Grid:
+        return dataclasses.replace(super().grid(vae, transformer), largest=min(transformer["axes_lens"][1:]))
 
-        pipeline = load_pipeline(ZImagePipeline, self.checkpoint, device, dtype=dtype, frozen_dtype=frozen_dtype)
-        static_shift(pipeline.scheduler.config)
-        frozen = {"text_encoder": pipeline.text_encoder, "vae": pipeline.vae}
-        return Bundle(transformer=pipeline.transformer, frozen=frozen, processors={"pipeline": pipeline})
+    def prepare(self, pipeline: Any) -> None:
+        check_euler(pipeline.scheduler.config)
 
-    def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:
-        pipeline = _pipeline(bundle)
-        config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
-        check_size(sampling, factor * config.all_patch_size[0], largest=min(config.axes_lens[1:]))
-        return config.in_channels, sampling.height // factor, sampling.width // factor
-
-    def schedule(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> Schedule:
-        shift = static_shift(_pipeline(bundle).scheduler.config) if sampling.shift is None else sampling.shift
-        sigmas = pin(shift_sigmas(uniform_sigmas(sampling.steps), shift))
-        return Schedule(sigmas=sigmas, times=self.time(bundle, sigmas[:-1]))
-
-    def time(self, bundle: Bundle, sigma: torch.Tensor) -> torch.Tensor:
+    def time(self, bundle: Bundle, sigma: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return 1 - sigma
 
     def encode(self, bundle: Bundle, prompts: Media, sampling: DiffusionSamplingParams) -> Embedding:
-        rows, _ = _pipeline(bundle).encode_prompt(
+        rows, _ = bundle.pipeline.encode_prompt(
             list(prompts.required_texts),  # a copy: the pipeline writes its chat template into the list
             device=bundle.device,
             do_classifier_free_guidance=False,
@@ -106,25 +85,12 @@ class ZImage(DiffusionFamily):
         )[0]
         return -torch.stack(output).squeeze(2)
 
-    def guide(
-        self, conditional: torch.Tensor, unconditional: torch.Tensor, step: Step, guidance: float
-    ) -> torch.Tensor:
-        velocity = classifier_free(conditional, unconditional, guidance)
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, at: Point) -> torch.Tensor:
+        velocity = classifier_free(conditional, unconditional, at.guidance)
         if self.norm_limit is None:
             return velocity
         norm, limit = _row_norm(velocity), self.norm_limit * _row_norm(conditional)
         return velocity * (limit / norm).clamp(max=1)
-
-    def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
-        return decode_images(_pipeline(bundle), latents)
-
-    def encode_media(self, bundle: Bundle, media: Media, sampling: DiffusionSamplingParams) -> torch.Tensor:
-        return encode_images(_pipeline(bundle), media)
-
-
-def _pipeline(bundle: Bundle) -> Any:
-    """The ZImagePipeline; diffusers annotates less than it takes and gives."""
-    return bundle.processors["pipeline"]
 
 
 def _row_norm(velocity: torch.Tensor) -> torch.Tensor:

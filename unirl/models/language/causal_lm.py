@@ -30,7 +30,6 @@ class CausalLM(TransformersLM):
         checkpoints=("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         parameters="135M, 8B, 8B",
         licence="Apache-2.0 (SmolLM2, Qwen3), Llama 3.1 Community",
-        guidance="none",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"

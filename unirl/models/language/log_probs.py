@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-Head = Callable[[torch.Tensor], torch.Tensor]
 _LARGEST_CHUNK = 2**23  # logits at a time: 32 MiB in float32
 
 
@@ -21,7 +20,7 @@ class Support:
 
 def token_log_probs(
     hidden: torch.Tensor,
-    head: Head,
+    head: Callable[[torch.Tensor], torch.Tensor],
     targets: torch.Tensor,
     *,
     temperature: float,
@@ -33,80 +32,75 @@ def token_log_probs(
     hidden: `(T, D)`; head: hidden states to logits; targets: `(T,)`. Returns `(T,)` float32 twice; the entropy carries
     no gradient.
     """
+    if len(targets) == 0:
+        return hidden.new_zeros(0, dtype=torch.float32), hidden.new_zeros(0, dtype=torch.float32)
     size = max(_LARGEST_CHUNK // vocabulary, 1)
-    score = _way(head, hidden, keeps_all=len(targets) <= size)
-    rows = hidden.split(size)  # of no token at all it is one empty piece
-    pieces = [
-        score(head, own, wanted, temperature, kept)
+    rows = hidden.split(size)
+    chunks = [
+        _Chunk(head, own, wanted, temperature, kept)
         for own, wanted, kept in zip(rows, targets.split(size), _split(support, len(rows), size), strict=True)
     ]
+    if not torch.is_grad_enabled():
+        pieces = [chunk.scored() for chunk in chunks]
+    elif not head(hidden[:1].detach()).requires_grad:
+        pieces = [chunk.differentiated() for chunk in chunks]
+    elif len(chunks) > 1:
+        pieces = [chunk.recomputed() for chunk in chunks]
+    else:  # what the backward of one chunk holds anyway may wait for it
+        pieces = [chunks[0].scored()]
     log_probs, entropies = zip(*pieces, strict=True)
     return torch.cat(log_probs), torch.cat(entropies)
 
 
-def _way(head: Head, hidden: torch.Tensor, *, keeps_all: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """How a chunk is scored. keeps_all: one chunk is all there is, so its logits may wait for the backward."""
-    if not torch.is_grad_enabled():
-        return _scored
-    if not head(hidden[:1].detach()).requires_grad:
-        return _differentiated
-    return _scored if keeps_all else _recomputed
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Some of the tokens. Each way of scoring them gives their log-probs and their entropies."""
 
+    head: Callable[[torch.Tensor], torch.Tensor]
+    hidden: torch.Tensor
+    targets: torch.Tensor
+    temperature: float
+    support: Support | None
 
-def _scored(
-    head: Head, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, support: Support | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies of one chunk."""
-    logits = _logits(head, hidden, temperature, support)
-    normaliser = logits.logsumexp(-1)
-    with torch.no_grad():
-        entropy = _entropy((logits - normaliser[:, None]).exp_(), logits, normaliser, support)
-    return logits.gather(1, targets[:, None])[:, 0] - normaliser, entropy
-
-
-def _recomputed(
-    head: Head, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, support: Support | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits of the chunk are computed again in the backward."""
-    from torch.utils.checkpoint import checkpoint
-
-    return checkpoint(
-        _scored, head, hidden, targets, temperature, support, use_reentrant=False, preserve_rng_state=False
-    )
-
-
-def _differentiated(
-    head: Head, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, support: Support | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """With a frozen head, what each log-prob says of its own hidden state is computed at once, and the logits go."""
-    leaf = hidden.detach().requires_grad_()
-    logits = _logits(head, leaf, temperature, support)
-    with torch.no_grad():
+    def scored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self._logits(self.hidden)
         normaliser = logits.logsumexp(-1)
-        log_probs = logits.gather(1, targets[:, None])[:, 0] - normaliser
-        probs = (logits - normaliser[:, None]).exp_()
-        entropy = _entropy(probs, logits, normaliser, support)
-        slopes = probs.neg_()
-        slopes[torch.arange(len(targets), device=targets.device), targets] += 1
-    (gradient,) = torch.autograd.grad(logits, leaf, slopes)
-    along = (hidden * gradient).sum(-1, dtype=torch.float32)
-    return log_probs + (along - along.detach()), entropy
+        with torch.no_grad():
+            entropy = self._entropy((logits - normaliser[:, None]).exp_(), logits, normaliser)
+        return logits.gather(1, self.targets[:, None])[:, 0] - normaliser, entropy
 
+    def recomputed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits are computed again in the backward."""
+        from torch.utils.checkpoint import checkpoint
 
-def _logits(head: Head, hidden: torch.Tensor, temperature: float, support: Support | None) -> torch.Tensor:
-    logits = head(hidden).float()
-    if temperature != 1:
-        logits = logits / temperature
-    return logits if support is None else _restricted(logits, support)
+        return checkpoint(self.scored, use_reentrant=False, preserve_rng_state=False)
 
+    def differentiated(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The head is frozen: what each log-prob says of its own hidden state is found at once, and the logits go."""
+        leaf = self.hidden.detach().requires_grad_()
+        logits = self._logits(leaf)
+        with torch.no_grad():
+            normaliser = logits.logsumexp(-1)
+            log_probs = logits.gather(1, self.targets[:, None])[:, 0] - normaliser
+            probs = (logits - normaliser[:, None]).exp_()
+            entropy = self._entropy(probs, logits, normaliser)
+            slopes = probs.neg_()
+            slopes[torch.arange(len(slopes), device=slopes.device), self.targets] += 1
+        (gradient,) = torch.autograd.grad(logits, leaf, slopes)
+        along = (self.hidden * gradient).sum(-1, dtype=torch.float32)
+        return log_probs + (along - along.detach()), entropy
 
-def _entropy(
-    probs: torch.Tensor, logits: torch.Tensor, normaliser: torch.Tensor, support: Support | None
-) -> torch.Tensor:
-    """probs, logits: `(T, V)`"""
-    if support is not None:
-        logits = logits.clamp(min=torch.finfo(logits.dtype).min)  # 0 of -inf is nothing
-    return normaliser - torch.linalg.vecdot(probs, logits)
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`(T, V)`, of the distribution that was sampled."""
+        logits = self.head(hidden).float()
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        return logits if self.support is None else _restricted(logits, self.support)
+
+    def _entropy(self, probs: torch.Tensor, logits: torch.Tensor, normaliser: torch.Tensor) -> torch.Tensor:
+        if self.support is not None:
+            logits = logits.clamp(min=torch.finfo(logits.dtype).min)  # outside, 0 times -inf is 0
+        return normaliser - torch.linalg.vecdot(probs, logits)
 
 
 def _restricted(logits: torch.Tensor, support: Support) -> torch.Tensor:

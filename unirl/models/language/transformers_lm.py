@@ -48,6 +48,10 @@ class TransformersLM(LanguageFamily):
         model: Any = bundle.transformer
         return model.get_output_embeddings().weight.shape[0]
 
+    def hidden_size(self, bundle: Bundle) -> int:
+        model: Any = bundle.transformer
+        return model.get_output_embeddings().weight.shape[1]
+
     def end_tokens(self, bundle: Bundle) -> tuple[int, ...]:
         model: Any = bundle.transformer
         named = [model.generation_config.eos_token_id, bundle.processors["tokenizer"].eos_token_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import statistics
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from unirl.reward.scorer import Scorer, ScorerInput
 class JpegIncompressibility(Scorer):
     """Size of the JPEG file in kB (1 kB = 1000 bytes); above 0, higher is richer in detail; grows with the picture.
 
+    A video has the mean size of its frames.
     Encoder: Pillow (MIT-CMU) with its libjpeg-turbo, default chroma subsampling; builds differ by less than 1 %.
     """
 
@@ -23,7 +25,7 @@ class JpegIncompressibility(Scorer):
         _check_quality(self.quality)
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
-        return [_kilobytes(sample.picture, self.quality) for sample in samples]
+        return [_mean_kilobytes(sample, self.quality) for sample in samples]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +38,16 @@ class JpegCompressibility(Scorer):
         _check_quality(self.quality)
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
-        return [-_kilobytes(sample.picture, self.quality) / 500 for sample in samples]
+        return [-_mean_kilobytes(sample, self.quality) / 500 for sample in samples]
 
 
 def _check_quality(quality: int) -> None:
     if not 1 <= quality <= 100:
         raise ValueError(f"JPEG quality is in 1..100, got {quality}")
+
+
+def _mean_kilobytes(sample: ScorerInput, quality: int) -> float:
+    return statistics.fmean(_kilobytes(frame, quality) for frame in sample.frames)
 
 
 def _kilobytes(picture: np.ndarray, quality: int) -> float:

@@ -11,6 +11,7 @@ import torch
 from unirl.models.ar_stage import ARStage
 from unirl.models.base import Bundle, DiffusionFamily, Family, LanguageFamily
 from unirl.models.diffusion_stage import DiffusionStage
+from unirl.models.language.value_head import value_head
 from unirl.models.policy import Trainable
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
@@ -62,7 +63,11 @@ class DiffusionBackendConfig(BackendConfig[DiffusionFamily, DiffusionStage]):
 
 @dataclasses.dataclass(frozen=True)
 class ARBackendConfig(BackendConfig[LanguageFamily, ARStage]):
-    """The settings that all backends share."""
+    """critic: whether the model gets a value head"""
+
+    critic: bool = False
 
     def stage(self, family: LanguageFamily, bundle: Bundle, compute_dtype: torch.dtype) -> ARStage:
+        if self.critic:
+            bundle.critic = value_head(family.hidden_size(bundle), bundle.device)
         return ARStage(family, bundle, compute_dtype=compute_dtype)

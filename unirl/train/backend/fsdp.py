@@ -53,7 +53,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if config.gradient_checkpointing:
             family.recompute_blocks(bundle)
         self.stage: StageT = config.stage(family, bundle, dtype)
-        self._parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        self._parameters = bundle.trainable
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
             list(self._parameters.values()),

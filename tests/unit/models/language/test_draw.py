@@ -180,7 +180,7 @@ def test_the_likeliest_token_is_always_kept(top_p: float) -> None:
 @pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 0.05])
 def test_it_is_the_set_that_transformers_keeps(top_k: int, top_p: float) -> None:
     logits = 3 * torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
-    ids = torch.zeros(200, 1, dtype=torch.long)
+    ids: Any = torch.zeros(200, 1, dtype=torch.long)
     theirs: Any = logits
     if top_k:
         theirs = TopKLogitsWarper(top_k)(ids, theirs)

@@ -117,7 +117,7 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.elements = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
         results = out if isinstance(out, tuple | list) else [out]
         self.elements = max([self.elements, *(r.numel() for r in results if isinstance(r, torch.Tensor))])
@@ -133,9 +133,7 @@ def test_a_matrix_of_all_tokens_and_the_vocabulary_never_exists_forwards_or_back
     kept: list[int] = []
     with Largest() as largest:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
-            found, _ = token_log_probs(
-                hidden, lambda rows: rows @ head.T, targets, temperature=1.0, vocabulary=1000
-            )
+            found, _ = token_log_probs(hidden, lambda rows: rows @ head.T, targets, temperature=1.0, vocabulary=1000)
         found.sum().backward()
     assert largest.elements == 64_000
     assert max(kept) <= hidden.numel()

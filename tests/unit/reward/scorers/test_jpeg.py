@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.unit.reward.samples import entry
+from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.jpeg import JpegCompressibility, JpegIncompressibility
 
 BLACK = np.zeros((512, 512, 3), np.uint8)
@@ -31,6 +32,13 @@ def test_scores_do_not_depend_on_the_batch():
     samples = [entry(picture[:64, :64]) for picture in (BLACK, NOISE, GRADIENT, NOISE, BLACK)]
     scorer = JpegIncompressibility()
     assert scorer.score(samples) == [scorer.score([sample])[0] for sample in samples]
+
+
+def test_a_video_has_the_mean_of_its_frames():
+    video = np.stack([BLACK, GRADIENT, NOISE])
+    sample = ScorerInput(id="r0.p0/0", prompt="", video=video)
+    for scorer in (JpegIncompressibility(), JpegCompressibility()):
+        assert scorer.score([sample]) == [pytest.approx(np.mean(scorer.score([entry(frame) for frame in video])))]
 
 
 def test_a_single_pixel_and_a_grey_picture_have_a_size():

@@ -6,7 +6,10 @@ import sys
 
 import unirl.reward.scorers
 
-HEAVY = ("torch", "sklearn", "scipy", "PIL", "rapidocr", "onnxruntime", "cv2", "transformers", "diffusers")
+HEAVY = (
+    "torch", "sklearn", "scipy", "PIL", "rapidocr", "onnxruntime", "cv2", "transformers", "diffusers",
+    "sympy", "math_verify", "jsonschema",
+)  # fmt: skip
 
 
 def test_importing_every_scorer_loads_no_heavy_library():
@@ -20,9 +23,10 @@ def test_importing_every_scorer_loads_no_heavy_library():
 def test_constructing_every_scorer_loads_no_heavy_library():
     program = (
         "import sys\n"
-        "from unirl.reward.scorers import digits, jpeg, ocr, shapes\n"
+        "from unirl.reward.scorers import arithmetic, digits, jpeg, json_valid, math_answer, ocr, shapes\n"
         "made = [digits.DigitJudge(), digits.DigitDiversity(), jpeg.JpegCompressibility(), "
-        "ocr.OcrEditSimilarity(), shapes.ColourShape()]\n"
+        "ocr.OcrEditSimilarity(), shapes.ColourShape(), math_answer.MathAnswer(), json_valid.JsonValid(), "
+        "arithmetic.Arithmetic()]\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from tests.unit.reward.samples import entry
+from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.ocr import OcrEditSimilarity, levenshtein, quoted_text, text_lines, text_score
 
 LONG_JUNK = "lorem ipsum dolor sit amet " * 20
@@ -105,6 +106,13 @@ def test_scores_follow_the_rule(lines):
     assert lines.score([sample]) == [1.0]
     assert OcrEditSimilarity("precision").score([sample]) == [pytest.approx(10 / 13)]
     assert OcrEditSimilarity("exact").score([sample]) == [0.0]
+
+
+def test_every_fourth_frame_of_a_video_counts(lines):
+    shown, blank = draw("STOP", (96, 40), 24), np.full((40, 96, 3), 255, np.uint8)
+    video = np.stack([shown, blank, blank, blank, shown, blank, blank, blank, blank])
+    sample = ScorerInput(id="r0.p0/0", prompt='says "STOP"', video=video)
+    assert lines.score([sample]) == [pytest.approx(2 / 3)]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

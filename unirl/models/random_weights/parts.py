@@ -1,4 +1,4 @@
-"""The parts that tiny random pipelines share: tokenizers, text encoders, an autoencoder. All real classes."""
+"""What random pipelines share: tokenizers, text encoders, autoencoders. All real classes, tiny."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import AutoencoderKL
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    CLIPTextConfig,
-    Gemma2Config,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    T5Config,
-    T5EncoderModel,
-)
+import transformers
 
+FLUX_TEXT_LAYERS = (1, 2, 3)
 QWEN_TOKENS = ("<|im_start|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 # ChatML; `enable_thinking=false` adds the empty thought of Qwen3.
 _CHAT_TEMPLATE = (
@@ -30,7 +23,6 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-_BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def redraw(modules: Iterable[torch.nn.Module | None], seed: int = 0) -> None:
@@ -55,20 +47,22 @@ def byte_tokenizer(
     extra: tuple[str, ...] = (),
     single: str = "$A",
     padding_side: str = "right",
-) -> PreTrainedTokenizerFast:
+) -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE without merges: every byte is a token. Ids: bos (or pad) 0, eos 1, other specials, then the bytes.
 
     single: what stands around a text `$A`
     """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
     specials = list(dict.fromkeys([bos or pad, eos, pad, *extra]))
-    vocabulary = {token: row for row, token in enumerate([*specials, *_BYTES])}
+    vocabulary = {token: row for row, token in enumerate([*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, special_tokens=[(token, vocabulary[token]) for token in specials]
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=bos,
         eos_token=eos,
@@ -79,16 +73,16 @@ def byte_tokenizer(
     )
 
 
-def clip_tokenizer() -> PreTrainedTokenizerFast:
+def clip_tokenizer() -> transformers.PreTrainedTokenizerFast:
     bos, eos = "<|startoftext|>", "<|endoftext|>"
     return byte_tokenizer(bos=bos, eos=eos, pad=eos, single=f"{bos} $A {eos}", length=77)
 
 
-def t5_tokenizer() -> PreTrainedTokenizerFast:
+def t5_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return byte_tokenizer(eos="</s>", pad="<pad>", single="$A </s>", length=512)
 
 
-def qwen_tokenizer(*, padding_side: str = "right") -> PreTrainedTokenizerFast:
+def qwen_tokenizer(*, padding_side: str = "right") -> transformers.PreTrainedTokenizerFast:
     """ChatML with the tokens of pictures; nothing put around a bare text."""
     tokenizer = byte_tokenizer(
         eos="<|im_end|>", pad="<|endoftext|>", length=2048, extra=QWEN_TOKENS, padding_side=padding_side
@@ -97,15 +91,15 @@ def qwen_tokenizer(*, padding_side: str = "right") -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def gemma_tokenizer(*, padding_side: str = "right") -> PreTrainedTokenizerFast:
+def gemma_tokenizer(*, padding_side: str = "right") -> transformers.PreTrainedTokenizerFast:
     return byte_tokenizer(
         bos="<bos>", eos="<eos>", pad="<pad>", single="<bos> $A", length=2048, padding_side=padding_side
     )
 
 
-def clip_config(width: int = 8) -> CLIPTextConfig:
+def clip_config(width: int = 8) -> transformers.CLIPTextConfig:
     """Of `clip_tokenizer`; for CLIPTextModel or CLIPTextModelWithProjection."""
-    return CLIPTextConfig(
+    return transformers.CLIPTextConfig(
         vocab_size=258,
         hidden_size=width,
         intermediate_size=2 * width,
@@ -119,9 +113,9 @@ def clip_config(width: int = 8) -> CLIPTextConfig:
     )
 
 
-def t5_encoder(width: int = 32) -> T5EncoderModel:
+def t5_encoder(width: int = 32) -> transformers.T5EncoderModel:
     """Of `t5_tokenizer`."""
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=258,
         d_model=width,
         d_kv=8,
@@ -132,12 +126,12 @@ def t5_encoder(width: int = 32) -> T5EncoderModel:
         pad_token_id=0,
         eos_token_id=1,
     )
-    return T5EncoderModel(config)
+    return transformers.T5EncoderModel(config)
 
 
-def qwen3_config(vocabulary: int, *, layers: int = 3, width: int = 16) -> Qwen3Config:
+def qwen3_config(vocabulary: int, *, layers: int = 3, width: int = 16) -> transformers.Qwen3Config:
     """vocabulary: `len(qwen_tokenizer(...))`."""
-    return Qwen3Config(
+    return transformers.Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=2 * width,
@@ -149,9 +143,9 @@ def qwen3_config(vocabulary: int, *, layers: int = 3, width: int = 16) -> Qwen3C
     )
 
 
-def gemma2_config(vocabulary: int, *, layers: int = 3, width: int = 16) -> Gemma2Config:
+def gemma2_config(vocabulary: int, *, layers: int = 3, width: int = 16) -> transformers.Gemma2Config:
     """vocabulary: `len(gemma_tokenizer())`."""
-    return Gemma2Config(
+    return transformers.Gemma2Config(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=2 * width,
@@ -164,7 +158,7 @@ def gemma2_config(vocabulary: int, *, layers: int = 3, width: int = 16) -> Gemma
     )
 
 
-def autoencoder(*, channels: int = 4, factor: int = 2, **settings: Any) -> AutoencoderKL:
+def autoencoder(*, channels: int = 4, factor: int = 2, **settings: Any) -> diffusers.AutoencoderKL:
     """channels: of the latent; factor: pixels of a latent's side, 2, 4 or 8. settings: replace a default."""
     depth = int(math.log2(factor)) + 1
     defaults: dict[str, Any] = {
@@ -179,4 +173,21 @@ def autoencoder(*, channels: int = 4, factor: int = 2, **settings: Any) -> Autoe
         "use_quant_conv": False,
         "use_post_quant_conv": False,
     }
-    return AutoencoderKL(**{**defaults, **settings})
+    return diffusers.AutoencoderKL(**{**defaults, **settings})
+
+
+def flux2_autoencoder() -> diffusers.AutoencoderKLFlux2:
+    """4 pixels a latent, 8 a token; the statistics of the latents are drawn as well."""
+    vae = diffusers.AutoencoderKLFlux2(
+        down_block_types=("DownEncoderBlock2D",) * 3,  # type: ignore[arg-type]
+        up_block_types=("UpDecoderBlock2D",) * 3,  # type: ignore[arg-type]
+        block_out_channels=(8, 8, 8),  # type: ignore[arg-type]
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=32,
+    )
+    draws = torch.Generator().manual_seed(5)
+    vae.bn.running_mean.normal_(generator=draws)  # type: ignore[union-attr]
+    vae.bn.running_var.uniform_(0.5, 2, generator=draws)  # type: ignore[union-attr]
+    return vae

@@ -1,0 +1,36 @@
+"""Critic: the values of a rollout, by the value head that is trained beside the policy, before the updates on it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from unirl.distributed.group.dispatch import Dispatch
+from unirl.distributed.group.remote import Remote, remote
+from unirl.models.ar_stage import ARStage
+from unirl.models.policy import Policy
+from unirl.train.stack.planner import TokenGeometry
+from unirl.types.sample import Part
+from unirl.types.segment import TextSegment
+
+
+class Critic(Remote):
+    """Reads with the policy that its siblings train. geometry: how many rows, or tokens, in one forward."""
+
+    def __init__(self, policy: Policy[ARStage], geometry: TokenGeometry) -> None:
+        self._stage, self._geometry = policy.stage, geometry
+
+    @remote(Dispatch.DP_SCATTER)
+    def valued(self, part: Part) -> Part:
+        """A filled Part with the value before each token; 0 at tokens that are not trained."""
+        segment = part.segment
+        assert isinstance(segment, TextSegment), "values are those of responses"
+        pieces = list(torch.zeros(len(segment.tokens)).split(segment.lengths.tolist()))
+        with torch.no_grad():
+            for rows in self._geometry.cut(part, torch.arange(len(part))):
+                micro = part.select(rows).to(self._stage.bundle.device)
+                values = self._stage.values(micro).cpu().split(segment.lengths[rows].tolist())
+                for row, own in zip(rows.tolist(), values, strict=True):
+                    pieces[row] = own
+        return dataclasses.replace(part, segment=dataclasses.replace(segment, values=torch.cat(pieces)))

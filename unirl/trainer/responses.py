@@ -1,0 +1,129 @@
+"""Which responses a language model is trained on: dynamic sampling, the penalty of long ones, cut-off ones (DAPO)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from unirl.algorithms.token_base import responses
+from unirl.algorithms.token_losses import overlong_penalty, per_token
+from unirl.types.metric import Metrics, mean, total
+from unirl.types.sample import Part
+from unirl.types.sampling import ARSamplingParams
+
+OVERLONG = "overlong"  # the reward component of the penalty
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlong:
+    """`weight` times 0 up to `max_new_tokens - buffer` tokens, then falling to -1 (arXiv 2503.14476, eq. 13)."""
+
+    buffer: int
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.buffer < 1 or not self.weight > 0:
+            raise ValueError(f"buffer must be at least 1 and weight positive, got {self.buffer} and {self.weight}")
+
+    def penalised(self, part: Part, max_new_tokens: int) -> Part:
+        """`part` with the penalty in its rewards; a row without a reward stays without."""
+        assert part.rewards is not None, "rewards come before the penalty"
+        penalty = overlong_penalty(responses(part).lengths, max_new_tokens, self.buffer)
+        return dataclasses.replace(
+            part,
+            rewards=part.rewards + self.weight * penalty,
+            reward_components={**(part.reward_components or {}), OVERLONG: penalty},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ResponseConfig:
+    """Off unless a recipe asks for it.
+
+    max_draws:      dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal teaches nothing, so another
+                    prompt is drawn in its place, in at most this many extra draws a step. Where places are then still
+                    open such groups keep them, with advantages of 0: a step has as many rows as any other
+    overlong:       a soft penalty of long responses, added to the reward after groups were judged by it
+    mask_truncated: responses that max_new_tokens cut off count in the baseline of their group and are not trained
+    """
+
+    max_draws: int = 0
+    overlong: Overlong | None = None
+    mask_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_draws < 0:
+            raise ValueError(f"max_draws must not be negative (0 is off), got {self.max_draws}")
+
+    def check(self, samples_per_prompt: int, sampling: ARSamplingParams) -> None:
+        """ValueError where this does not fit the rest of the run."""
+        if self.max_draws and samples_per_prompt < 2:
+            raise ValueError(
+                f"responses.max_draws={self.max_draws} draws again where a group has equal rewards, as a group of "
+                f"data.samples_per_prompt={samples_per_prompt} always has: set it to 0, or take at least 2 samples"
+            )
+        if self.overlong is not None and self.overlong.buffer > sampling.max_new_tokens:
+            raise ValueError(
+                f"responses.overlong.buffer={self.overlong.buffer} is more than sampling.max_new_tokens="
+                f"{sampling.max_new_tokens}: about a fifth of that is usual"
+            )
+
+    def gathered(self, prompts: int, draw: Callable[[int, int], Part]) -> tuple[Part, Metrics]:
+        """A scored Part of `prompts` groups, those whose rewards differ first.
+
+        draw: `draw(number, count)` gives `count` scored groups; number 0 is the rollout itself, others are extra draws
+        """
+        part = draw(0, prompts)
+        if self.max_draws == 0:
+            return part, {}
+        drawn, extra = [part], 0
+        teaching, equal = _by_spread(part)
+        while len(teaching) < prompts and extra < self.max_draws:
+            extra += 1
+            drawn.append(draw(extra, prompts - len(teaching)))
+            more, rest = _by_spread(drawn[-1])
+            teaching, equal = teaching + more, equal + rest
+        rewards = torch.cat([piece.rewards[piece.valid] for piece in drawn if piece.rewards is not None])
+        metrics: Metrics = {
+            "rollout/extra_draws": total(float(extra)),
+            "rollout/equal_groups": total(float(len(equal))),
+            "rollout/open_places": total(float(prompts - len(teaching))),
+            "rollout/drawn_reward": mean(float(rewards.double().mean()), float(len(rewards))),
+        }
+        return Part.concat([*teaching, *equal][:prompts]), metrics
+
+    def shaped(self, part: Part, sampling: ARSamplingParams) -> Part:
+        """A gathered Part as it is trained on."""
+        if self.overlong is not None:
+            part = self.overlong.penalised(part, sampling.max_new_tokens)
+        if self.mask_truncated:
+            segment = responses(part)
+            whole = per_token(~segment.truncated, segment.lengths, len(segment.tokens))
+            part = dataclasses.replace(part, segment=dataclasses.replace(segment, loss_mask=segment.loss_mask & whole))
+        return part
+
+
+def response_metrics(part: Part) -> Metrics:
+    """Figures of the responses."""
+    segment = responses(part)
+    count = float(len(segment))
+    return {
+        "rollout/tokens": mean(float(segment.lengths.double().mean()), count),
+        "rollout/truncated": mean(float(segment.truncated.double().mean()), count),
+    }
+
+
+def _by_spread(part: Part) -> tuple[list[Part], list[Part]]:
+    """The groups of a scored part, those with different finite rewards and the others."""
+    assert part.rewards is not None, "rewards come before groups are judged by them"
+    rewards, valid, names = part.rewards, part.valid, part.groups("group")
+    teaching: list[Part] = []
+    equal: list[Part] = []
+    for name in dict.fromkeys(names):
+        rows = torch.tensor([row for row, own in enumerate(names) if own == name])
+        known = rewards[rows[valid[rows]]]
+        differ = bool((known != known[:1]).any())
+        (teaching if differ else equal).append(part.select(rows))
+    return teaching, equal
