@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.algorithms.base import AlgorithmOutput, Needs, Progress
-from unirl.algorithms.token_base import ARContext, TokenAlgorithm, TokenAnchors, token_advantages
+from unirl.algorithms.token_base import ARContext, TokenAlgorithm, TokenAnchors, responses
+from unirl.algorithms.token_losses import per_token
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.ar_stage import ARStage
@@ -181,7 +182,10 @@ class TokenSlope(TokenAlgorithm):
     def loss(self, context: ARContext, part: Part, anchors: TokenAnchors | None) -> AlgorithmOutput:
         weights = [w.sum() for w in context.stage.bundle.transformer.parameters() if w.requires_grad]
         total = torch.stack(weights).sum()
-        return AlgorithmOutput(token_advantages(part) * (1 + total - total.detach()))
+        assert part.advantages is not None
+        segment = responses(part)
+        advantages = per_token(part.advantages, segment.lengths, len(segment.tokens))
+        return AlgorithmOutput(advantages * (1 + total - total.detach()))
 
 
 def lengths_of(

@@ -140,7 +140,9 @@ def test_tokens_stay_what_was_drawn_where_their_text_would_be_read_as_others(fam
 # Who is in the batch
 
 
-def test_rows_that_have_ended_leave_once_they_cost_more_than_a_quarter_of_a_forward(family: CausalLM, bundle: Bundle) -> None:
+def test_rows_that_have_ended_leave_once_they_cost_more_than_a_quarter_of_a_forward(
+    family: CausalLM, bundle: Bundle
+) -> None:
     end, a = token(bundle, END, "a")
     rows = [[a] * length + [end] for length in (1, 2, 3, 3, 3, 5, 5, 5)]
     segment, sizes = scripted(family, bundle, rows, 9)
