@@ -7,6 +7,7 @@ micro-batch). Times are the process's own CPU seconds on one thread and only mea
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import resource
 import tempfile
 import time
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.bare_text_loop import bare_text_step
+from benchmarks.bare_text_loop import Prompts, bare_text_step
 from benchmarks.model_time import model_seconds
 from unirl.algorithms.base import Progress
 from unirl.algorithms.grpo import GRPO
@@ -220,7 +221,7 @@ class Peer(Side):
                 peft_config=lora or None,
             )
             trainer.train()
-        between = [after - before for before, after in zip(ends[:-1], ends[1:], strict=True)]
+        between = [after - before for before, after in itertools.pairwise(ends)]
         return [
             TextCost(total, rolled_out, 0.0, written)
             for total, rolled_out, written in zip(between, rollouts, tokens, strict=True)
@@ -255,9 +256,7 @@ class Bare(Side):
         rolled_out, written = bare_text_step(
             self._model,
             self._optimizer,
-            prompts["input_ids"].repeat_interleave(work.group, 0),
-            prompts["attention_mask"].repeat_interleave(work.group, 0),
-            group=work.group,
+            Prompts(prompts["input_ids"], prompts["attention_mask"], work.group),
             room=work.max_new_tokens,
             end=end,
             score=lambda tokens: share_of_vowels(self._tokenizer.decode(tokens)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,22 +10,30 @@ from typing import Any
 import torch
 
 
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """tokens: `(P, S)`, padded on the left; real: `(P, S)`, 0 in the padding; group: responses to each"""
+
+    tokens: torch.Tensor
+    real: torch.Tensor
+    group: int
+
+
 def bare_text_step(
     model: Any,
     optimizer: torch.optim.Optimizer,
-    prompts: torch.Tensor,
-    real: torch.Tensor,
+    asked: Prompts,
     *,
-    group: int,
     room: int,
     end: int,
     score: Callable[[torch.Tensor], float],
 ) -> tuple[float, int]:
-    """prompts, real: `(N, P)`, padded on the left. Returns when the rollout was done, and the tokens written."""
+    """Returns when the rollout was done, and the tokens written."""
+    prompts, real = (rows.repeat_interleave(asked.group, 0) for rows in (asked.tokens, asked.real))
     with torch.no_grad():
         responses, mask = _written(model, prompts, real, room, end)
     rolled_out = time.process_time()
-    rewards = torch.tensor([score(row[own]) for row, own in zip(responses, mask, strict=True)]).view(-1, group)
+    rewards = torch.tensor([score(row[own]) for row, own in zip(responses, mask, strict=True)]).view(-1, asked.group)
     spread = rewards.std(1, keepdim=True, correction=0) + 1e-4
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / spread).view(-1, 1)
     tokens, attended = torch.cat([prompts, responses], 1), torch.cat([real, mask.long()], 1)
@@ -54,11 +63,11 @@ def _written(
             tokens,
             attention_mask=attended,
             position_ids=places,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        cache = output.past_key_values
+        cache = output.cache
         drawn = torch.multinomial(output.logits[:, -1].softmax(-1), 1)[:, 0]
         written.append(drawn)
         mask.append(alive)
