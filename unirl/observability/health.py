@@ -22,6 +22,9 @@ _REPLAY_TOLERANCE = 1e-5
 _LARGEST_RATIO_DEVIATION = 1.0
 _LARGEST_CLIP_FRACTION = 0.95
 _LARGEST_CONSTANT_SHARE = 0.5
+_LARGEST_TRUNCATED_SHARE = 0.5
+_LEAST_ENTROPY = 0.1  # of what it was at the beginning
+_LARGEST_GROWTH = 2.0  # of the responses, while the reward rises
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,9 @@ def check_health(history: History, evaluation: Evaluation) -> list[Check]:
         _count(
             history, "reward/invalid", "Invalid samples", "samples that a scorer could not score; they do not train"
         ),
+        _entropy(history),
+        _truncated(history),
+        _length(history),
         _kl(history),
         _finite(history),
     ]
@@ -94,7 +100,7 @@ def _clipping(history: History) -> Check | None:
         "Clipped, last tenth of the run",
         f"{share:.1%}",
         "ok" if share <= _LARGEST_CLIP_FRACTION else "warn",
-        "share of (sample, step) pairs whose gradient the clip range cut off; near 100 % hardly anything trains",
+        "share of terms of the loss whose gradient the clip range cut off; near 100 % hardly anything trains",
     )
 
 
@@ -116,6 +122,53 @@ def _count(history: History, name: str, title: str, meaning: str) -> Check | Non
         return None
     count = sum(value for _, value in history.finite(name))
     return Check(title.lower(), title, figure(count), "warn" if count > 0 else "ok", meaning)
+
+
+def _entropy(history: History) -> Check | None:
+    if not history.finite("train/entropy"):
+        return None
+    before, after = history.opening("train/entropy"), history.closing("train/entropy")
+    collapsed = after < _LEAST_ENTROPY * before
+    return Check(
+        "entropy",
+        "Entropy of a token, first and last tenth of the run",
+        f"{figure(before)} → {figure(after)}",
+        "warn" if collapsed else "ok",
+        f"below {_LEAST_ENTROPY:.0%} of what it was, samples of a prompt become one text and there is nothing left to "
+        "compare (raise clip_high, add a KL, or stop earlier)"
+        if collapsed
+        else "how much choice is left; it falls as the policy makes up its mind",
+    )
+
+
+def _truncated(history: History) -> Check | None:
+    if not history.finite("rollout/truncated"):
+        return None
+    share = history.closing("rollout/truncated")
+    return Check(
+        "truncated responses",
+        "Truncated responses, last tenth of the run",
+        f"{share:.1%}",
+        "ok" if share <= _LARGEST_TRUNCATED_SHARE else "warn",
+        "cut off before they ended, so that their rewards judge half an answer; raise sampling.max_new_tokens",
+    )
+
+
+def _length(history: History) -> Check | None:
+    if not history.finite("rollout/tokens"):
+        return None
+    before, after = history.opening("rollout/tokens"), history.closing("rollout/tokens")
+    paid = after > _LARGEST_GROWTH * before and history.closing("reward/mean") > history.opening("reward/mean")
+    return Check(
+        "response length",
+        "Tokens of a response, first and last tenth of the run",
+        f"{figure(before)} → {figure(after)}",
+        "warn" if paid else "ok",
+        f"the reward rose while responses grew to more than {_LARGEST_GROWTH:.0f} times their length: read whether it "
+        "is length that pays"
+        if paid
+        else "where it grows with the reward, read whether it is length that pays",
+    )
 
 
 def _kl(history: History) -> Check | None:

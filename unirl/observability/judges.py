@@ -9,6 +9,7 @@ from unirl.observability.formatting import change, figure
 from unirl.observability.history import History, Points
 
 EVAL = "eval/"
+PASS_AT = "pass@"  # `eval/pass@4`
 
 # How far, between two scorers that both lie in [0, 1], the gap may grow beyond what it was before training.
 LARGEST_GAP = 0.05
@@ -24,12 +25,14 @@ class Evaluation:
     judges:    scorers outside of the reward, which is never trained on what they say
     diversity: measures of how different the samples of a prompt are
     others:    everything else
+    passes:    chances that the best of k samples is a success, k rising
     """
 
     trained: list[str]
     judges: list[str]
     diversity: list[str]
     others: list[str]
+    passes: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +55,13 @@ def sort_evaluation(history: History, settings: dict[str, Any]) -> Evaluation:
             groups.trained.append(name)
         elif short in judges or short == "reward":
             groups.judges.append(name)
+        elif short.startswith(PASS_AT):
+            groups.passes.append(name)
         elif "diversity" in short:
             groups.diversity.append(name)
         else:
             groups.others.append(name)
+    groups.passes.sort(key=lambda name: float(name.removeprefix(f"{EVAL}{PASS_AT}")))
     total = f"{EVAL}reward"
     if total not in groups.trained:
         return groups

@@ -15,6 +15,8 @@ from unirl.observability.metrics import SECONDS
 # The figures of a step in the order of the line, and what they are called there.
 _FIGURES = {
     "reward/mean": "reward",
+    "rollout/tokens": "tokens",
+    "train/entropy": "entropy",
     "train/kl": "kl",
     "train/ratio_deviation": "|ratio-1|",
     "train/clip_fraction": "clipped",

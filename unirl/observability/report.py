@@ -22,6 +22,7 @@ from unirl.observability.history import History
 from unirl.observability.judges import EVAL, Evaluation, sort_evaluation
 from unirl.observability.metrics import SECONDS, read
 from unirl.observability.run_folder import RunFolder
+from unirl.observability.texts import compare_texts
 
 _MIME = {".webp": "image/webp", ".wav": "audio/wav"}
 _MOST_CLIP_BYTES = 8_000_000
@@ -30,6 +31,7 @@ _MOST_GRIDS = 8
 # What a figure is to the run.
 _TRAINED, _JUDGE, _SCORER = "trained reward", "judge outside of the reward", "evaluation"
 _DIVERSITY, _HELD_OUT_LOSS = "diversity", "held-out loss"
+_PASSED = "chance that the best of k samples is a success"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,7 @@ def _content(folder: RunFolder) -> dict[str, Any]:
         "checks": checks,
         "warned": [check for check in checks if check.state == "warn"],
         "before_after": _before_after(folder, grids),
+        "texts": compare_texts(folder.samples),
         "main_cards": main_cards(history, evaluation),
         "small_cards": small_cards(history, evaluation),
         "time_card": time_card(history),
@@ -121,7 +124,10 @@ def _gains(history: History, evaluation: Evaluation, checks: list[Check]) -> lis
     """The figures that tell whether training worked, most telling first."""
     warned = {check.topic for check in checks if check.state == "warn"}
     judge = _JUDGE if evaluation.trained else _SCORER
-    roles = [(_TRAINED, evaluation.trained[:1]), (judge, evaluation.judges), (_DIVERSITY, evaluation.diversity)]
+    roles = [(_TRAINED, evaluation.trained[:1]), (judge, evaluation.judges)]
+    # The least and the largest k tell it all: what one sample is worth, and what the model can do at all.
+    roles += [(_PASSED, list(dict.fromkeys([*evaluation.passes[:1], *evaluation.passes[-1:]])))]
+    roles += [(_DIVERSITY, evaluation.diversity)]
     if "reward/mean" not in history:
         roles.append((_HELD_OUT_LOSS, [name for name in evaluation.others if name == f"{EVAL}loss"]))
     gains = []
@@ -164,6 +170,8 @@ def _verdict(settings: dict[str, Any], history: History, gains: list[Gain], chec
             sentences.append(f"Judges outside of the reward {agree}: {heard}.")
         elif role == _SCORER:
             sentences.append(f"On the evaluation prompts {heard}.")
+        elif role == _PASSED:
+            sentences.append(f"{heard}.")
         elif role == _DIVERSITY:
             sentences += [f"{_capital(gain.name)} {_went(gain)}{_kept(gain)}." for gain in group]
         elif _TRAINED not in by_role:

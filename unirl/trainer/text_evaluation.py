@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from unirl.observability.judges import EVAL
+from unirl.observability.judges import EVAL, PASS_AT
 from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.types.reward import Scores
 from unirl.types.sampling import ARSamplingParams, SamplingParams
@@ -44,7 +44,7 @@ class TextEvalConfig(EvalConfig):
         """`evaluation` with its pass@k; a sample without a reward has failed."""
         successes = (scores.total >= self.success).unflatten(0, (-1, self.samples_per_prompt)).sum(1)
         figures = {
-            f"{EVAL}pass@{k}": float(pass_at_k(successes, self.samples_per_prompt, k).mean()) for k in self.pass_at
+            f"{EVAL}{PASS_AT}{k}": float(pass_at_k(successes, self.samples_per_prompt, k).mean()) for k in self.pass_at
         }
         return dataclasses.replace(evaluation, metrics={**evaluation.metrics, **figures})
 

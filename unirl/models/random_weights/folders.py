@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import pkgutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 import unirl.models.random_weights
 from unirl.config.environment import cache_folder
 from unirl.config.error import nearest
+from unirl.observability.atomic import first_wins
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
 
@@ -47,24 +47,15 @@ def find(name: str) -> RandomCheckpoint:
 
 
 def folder_of(name: str) -> Path:
-    """The folder of that checkpoint in the user's cache, written at its first use with fixed seeds.
-
-    Several processes may ask at once: each writes aside, and the first to rename its own is the one that all take.
-    """
+    """The folder of that checkpoint in the user's cache, written at its first use with fixed seeds."""
     checkpoint = find(name)
     folder = cache_folder() / "random" / _version() / name
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as beside:
-        with torch.random.fork_rng(devices=[]):  # a run's own draws are the same whether or not its model was there
-            torch.manual_seed(0)
-            whole = checkpoint.write(Path(beside, name))
-        try:
-            whole.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
+    # A run's own draws are the same whether or not its model was there.
+    with first_wins(folder) as whole, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        checkpoint.write(whole)
     return folder
 
 
