@@ -1,4 +1,4 @@
-"""One GRPO step of a language model: through the product, through TRL's GRPOTrainer, and by a bare loop.
+"""One GRPO step of a language model: through the product, through TRL's GRPOTrainer (trl_side), and by a bare loop.
 
 All sides have the same weights, prompts, group, lengths and loss (clipped, token-mean, no KL, one update of one
 micro-batch). Times are the process's own CPU seconds on one thread and only mean something as ratios within one run.
@@ -7,9 +7,7 @@ micro-batch). Times are the process's own CPU seconds on one thread and only mea
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import resource
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -74,6 +72,11 @@ class TextCost:
     resting_mib: float = 0.0
 
     @property
+    def seconds_per_token(self) -> float:
+        """Of the whole step."""
+        return self.total / self.tokens
+
+    @property
     def tokens_per_second(self) -> float:
         """Of the rollout."""
         return self.tokens / self.rollout
@@ -97,7 +100,7 @@ class Vowels(Scorer):
     """Share of vowels in a text: costs nothing, so the benchmark times the rest."""
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
-        return [share_of_vowels(sample.text) for sample in samples]
+        return [share_of_vowels(sample.text or "") for sample in samples]
 
 
 def share_of_vowels(text: str) -> float:
@@ -154,80 +157,6 @@ class Product(Side):
         return TextCost(total, rolled_out, spent[0], float(part.segment.lengths.sum()))
 
 
-class Peer(Side):
-    """The same in TRL."""
-
-    def __init__(self, work: TextWorkload) -> None:
-        self._work = work
-
-    def steps(self, count: int) -> list[TextCost]:
-        import warnings
-
-        from datasets import Dataset
-        from peft import LoraConfig
-        from transformers import TrainerCallback
-        from trl import GRPOConfig, GRPOTrainer
-
-        work, ends, rollouts, tokens = self._work, [], [], []
-
-        class Timed(GRPOTrainer):
-            def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
-                start = time.process_time()
-                generated = super()._generate_single_turn(*arguments, **named)
-                rollouts.append(time.process_time() - start)
-                return generated
-
-            def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
-                tokens.append(float(inputs["completion_mask"].sum()))
-                return super()._compute_loss(model, inputs)
-
-        class Clock(TrainerCallback):
-            def on_train_begin(self, *arguments: Any, **named: Any) -> None:
-                ends.append(time.process_time())
-
-            def on_step_end(self, *arguments: Any, **named: Any) -> None:
-                ends.append(time.process_time())
-
-        def vowels(completions: list[str], **columns: Any) -> list[float]:
-            return [share_of_vowels(text) for text in completions]
-
-        lora = work.lora and LoraConfig(r=work.lora, lora_alpha=2 * work.lora, target_modules=list(LORA_TARGETS))
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            arguments = GRPOConfig(
-                output_dir=folder,
-                use_cpu=True,
-                bf16=False,
-                activation_checkpointing=False,
-                per_device_train_batch_size=work.samples,
-                num_generations=work.group,
-                max_steps=count,
-                max_completion_length=work.max_new_tokens,
-                generation_kwargs={"min_new_tokens": work.max_new_tokens} if work.endless else None,
-                learning_rate=1e-6,
-                lr_scheduler_type="constant",
-                loss_type="dapo",
-                report_to="none",
-                save_strategy="no",
-                logging_strategy="no",
-                disable_tqdm=True,
-            )
-            trainer = Timed(
-                model=str(work.checkpoint),
-                args=arguments,
-                reward_funcs=vowels,
-                train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in work.prompts]),
-                callbacks=[Clock()],
-                peft_config=lora or None,
-            )
-            trainer.train()
-        between = [after - before for before, after in itertools.pairwise(ends)]
-        return [
-            TextCost(total, rolled_out, 0.0, written)
-            for total, rolled_out, written in zip(between, rollouts, tokens, strict=True)
-        ]
-
-
 class Bare(Side):
     """The same model in a hand-written loop on transformers' own cache."""
 
@@ -274,6 +203,8 @@ def measure_text(side: SideName, work: TextWorkload, repeats: int) -> TextCost:
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     if side == "trl":
+        from benchmarks.trl_side import Peer
+
         return _cheapest(lambda: Peer(work), repeats)
     if side == "bare":
         return _cheapest(lambda: Bare(work), repeats)
@@ -285,7 +216,7 @@ def _cheapest(make: Callable[[], Side], repeats: int) -> TextCost:
     side = make()
     resting = _resident_mib()
     costs = side.steps(1 + repeats)[1:]
-    best = min(costs, key=lambda own: own.total / own.tokens)
+    best = min(costs, key=lambda own: own.seconds_per_token)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return dataclasses.replace(best, peak_mib=peak, resting_mib=resting)
 
