@@ -61,7 +61,7 @@ def language(folder: Path) -> None:
         f"{'':<24} {'step':>8} {'tokens':>7} {'ms/token':>9} {'of TRL':>7} {'tokens/s':>9} {'memory':>7} {'model':>6}"
     )
     text_rows("Qwen3 of 0.6M, 32 x 32", fixed, repeats=2 * REPEATS)
-    text_rows("SmolLM2, LoRA, 32 x <= 64", uneven, repeats=REPEATS)
+    text_rows("SmolLM2, LoRA, 32 x <= 64", uneven, repeats=1)
 
 
 def rendered(checkpoint: Path, question: str) -> str:
