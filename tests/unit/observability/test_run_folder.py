@@ -123,7 +123,7 @@ def test_a_start_killed_before_its_recipe_was_written_starts_again(tmp_path: Pat
 
 
 def test_a_run_without_its_run_json_cannot_go_on(tmp_path: Path) -> None:
-    folder = RunFolder.open(tmp_path, "demo", config=RL, seed=7)
+    folder = begun(tmp_path)
     folder.info.write_text("{")
     with pytest.raises(ValueError, match=r"run\.json cannot be read .* without its seed the run cannot go on"):
         RunFolder.open(tmp_path, "demo", config=RL, seed=7)
