@@ -1,0 +1,104 @@
+"""Conversations with pictures, for supervised training."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from PIL.Image import fromarray
+
+from tests.unit.models.vision_language.tiny import IMAGE, Loaded, own_inputs, pictures, segment
+from unirl.models.ar_stage import ARStage
+from unirl.models.base import Bundle
+from unirl.rollout.supervised_text import ConversationEncoder, TokenLimit
+from unirl.types.condition import PromptTokens
+from unirl.types.conversation import Message
+from unirl.types.media import Media, to_uint8
+from unirl.types.sample import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A policy that is only looked at."""
+
+    stage: ARStage
+    version: int = 0
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Two pictures of different sizes."""
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    for path, pixels in zip(paths, pictures((40, 90), (120, 60)), strict=True):
+        fromarray(to_uint8(pixels[None])[0].numpy()).save(path)
+    return paths
+
+
+def texts(bundle: Bundle, tokens: list[int]) -> str:
+    return bundle.processors["tokenizer"].decode(tokens)
+
+
+def test_it_is_the_prompt_of_a_rollout_and_then_the_response(model: Loaded, files: list[Path]) -> None:
+    asked = Message("user", (*files, "What differs?"))
+    row = model.family.conversation(model.bundle, (asked, Message("assistant", ("Nothing",))), "all")
+    rounded = [[(to_uint8(own[None]).permute(0, 3, 1, 2)[0] / 255) for own in pictures((40, 90), (120, 60))]]
+    prompt = model.family.tokenize(model.bundle, Media(texts=["What differs?"], sources=rounded))
+    assert row.tokens[: row.prompt] == prompt.tokens.tolist()
+    assert texts(model.bundle, row.tokens[row.prompt : row.length]) == "Nothing<|im_end|>"
+    assert row.pictures is not None
+    assert prompt.pictures is not None
+    assert all(torch.equal(value, prompt.pictures[0][name]) for name, value in row.pictures.items())
+
+
+def test_pictures_stand_where_the_message_has_them(model: Loaded, files: list[Path]) -> None:
+    asked = Message("user", ("Before ", files[1], " and after"))
+    row = model.family.conversation(model.bundle, (asked, Message("assistant", ("Yes",))), "all")
+    assert row.pictures is not None
+    run = "<|image_pad|>" * (int(row.pictures["image_grid_thw"].prod()) // 4)
+    shown = f"Before <|vision_start|>{run}<|vision_end|> and after"
+    assert texts(model.bundle, row.tokens).count(shown) == 1
+    assert row.tokens.count(IMAGE) == run.count("<|image_pad|>")
+
+
+def test_a_picture_behind_what_is_trained_is_refused_unless_the_last_turn_alone_is(
+    model: Loaded, files: list[Path]
+) -> None:
+    messages = (
+        Message("user", (files[0], "And this?")),
+        Message("assistant", ("One",)),
+        Message("user", (files[1], "And that?")),
+        Message("assistant", ("Two",)),
+    )
+    with pytest.raises(ValueError, match=r"stands behind the first turn that is trained.*data\.turns=last"):
+        model.family.conversation(model.bundle, messages, "all")
+    row = model.family.conversation(model.bundle, messages, "last")
+    assert texts(model.bundle, row.tokens[row.prompt : row.length]) == "Two<|im_end|>"
+    assert row.pictures is not None
+    assert len(row.pictures["image_grid_thw"]) == 2
+
+
+@torch.no_grad()
+def test_log_probs_of_the_trained_tokens_are_those_of_the_models_own_forward(model: Loaded, files: list[Path]) -> None:
+    conversations = [
+        (Message("user", (*files, "What differs?")), Message("assistant", ("Nothing",))),
+        (
+            Message("user", ("Say a word",)),
+            Message("assistant", ("No",)),
+            Message("user", ("Another",)),
+            Message("assistant", ("Never",)),
+        ),
+    ]
+    given = Part(ids=["r0.p0", "r0.p1"], metadata=[{}, {}], media=Media(conversations=conversations))
+    part = ConversationEncoder(Held(model.stage), TokenLimit()).encode(given)
+    prompts = part.conditions
+    assert isinstance(prompts, PromptTokens)
+    found = model.stage.replay(part).log_probs.split(segment(part).lengths.tolist())
+    masks = segment(part).loss_mask.split(segment(part).lengths.tolist())
+    responses = segment(part).tokens.split(segment(part).lengths.tolist())
+    assert [int(mask.sum()) for mask in masks] == [len("Nothing") + 1, len("No") + 1 + len("Never") + 1]
+    for row, (ours, mask, tokens) in enumerate(zip(found, masks, responses, strict=True)):
+        logits = model.own(**own_inputs(prompts, row, tokens)).logits[0, -len(tokens) - 1 : -1].log_softmax(-1)
+        expected = logits.gather(1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(ours[mask], expected[mask], atol=2e-5, rtol=0)
