@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from PIL.Image import fromarray
 
-from tests.unit.models.vision_language.tiny import IMAGE, Loaded, own_inputs, pictures, segment
-from unirl.models.ar_stage import ARStage
+from tests.unit.models.vision_language.tiny import IMAGE, Loaded, backend, own_inputs, pictures, segment
 from unirl.models.base import Bundle
 from unirl.rollout.supervised_text import ConversationEncoder, TokenLimit
 from unirl.types.condition import PromptTokens
 from unirl.types.conversation import Message
 from unirl.types.media import Media, to_uint8
 from unirl.types.sample import Part
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """A policy that is only looked at."""
-
-    stage: ARStage
-    version: int = 0
 
 
 @pytest.fixture
@@ -80,7 +70,9 @@ def test_a_picture_behind_what_is_trained_is_refused_unless_the_last_turn_alone_
 
 
 @torch.no_grad()
-def test_log_probs_of_the_trained_tokens_are_those_of_the_models_own_forward(model: Loaded, files: list[Path]) -> None:
+def test_log_probs_of_the_trained_tokens_are_those_of_the_models_own_forward(
+    checkpoint: Path, model: Loaded, files: list[Path]
+) -> None:
     conversations = [
         (Message("user", (*files, "What differs?")), Message("assistant", ("Nothing",))),
         (
@@ -91,10 +83,11 @@ def test_log_probs_of_the_trained_tokens_are_those_of_the_models_own_forward(mod
         ),
     ]
     given = Part(ids=["r0.p0", "r0.p1"], metadata=[{}, {}], media=Media(conversations=conversations))
-    part = ConversationEncoder(Held(model.stage), TokenLimit()).encode(given)
+    policy = backend(checkpoint)
+    part = ConversationEncoder(policy, TokenLimit()).encode(given)
     prompts = part.conditions
     assert isinstance(prompts, PromptTokens)
-    found = model.stage.replay(part).log_probs.split(segment(part).lengths.tolist())
+    found = policy.stage.replay(part).log_probs.split(segment(part).lengths.tolist())
     masks = segment(part).loss_mask.split(segment(part).lengths.tolist())
     responses = segment(part).tokens.split(segment(part).lengths.tolist())
     assert [int(mask.sum()) for mask in masks] == [len("Nothing") + 1, len("No") + 1 + len("Never") + 1]

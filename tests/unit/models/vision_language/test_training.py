@@ -11,20 +11,22 @@ import pytest
 import torch
 
 from tests.integration.runs import metrics, state
-from tests.unit.models.vision_language.tiny import CPU, NAMES, loaded, own_inputs, own_model, segment, uneven, written
+from tests.unit.models.vision_language.tiny import (
+    CPU,
+    NAMES,
+    backend,
+    loaded,
+    own_inputs,
+    own_model,
+    segment,
+    uneven,
+    written,
+)
 from unirl import cli
 from unirl.models.ar_stage import ARStage
 from unirl.models.language.vision_language import VisionLanguage
-from unirl.train.backend.config import ARBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.lora import LoRA
-from unirl.train.optim import AdamW
-
-
-def backend(folder: Path, *, trained: Any = "text", **settings: Any) -> FSDPBackend[Any, ARStage]:
-    config = ARBackendConfig(optimizer=AdamW(lr=0.05), **settings)
-    family = VisionLanguage(str(folder), trained=trained)
-    return FSDPBackend(family, config, device=CPU, seed=0, total_steps=10, with_reference=False)
 
 
 def trained_names(policy: FSDPBackend[Any, ARStage]) -> list[str]:

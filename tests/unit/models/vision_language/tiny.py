@@ -12,6 +12,9 @@ from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.ar_stage import ARStage
 from unirl.models.base import Bundle
 from unirl.models.language.vision_language import VisionLanguage
+from unirl.train.backend.config import ARBackendConfig
+from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.optim import AdamW
 from unirl.types.condition import PromptTokens
 from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
@@ -52,6 +55,12 @@ class Loaded:
 def loaded(folder: Path, **settings: Any) -> Loaded:
     family = VisionLanguage(str(folder), **settings)
     return Loaded(folder, family, family.load(CPU, torch.float32), own_model(folder))
+
+
+def backend(folder: Path, *, trained: Any = "text", **settings: Any) -> FSDPBackend[Any, ARStage]:
+    config = ARBackendConfig(optimizer=AdamW(lr=0.05), **settings)
+    family = VisionLanguage(str(folder), trained=trained)
+    return FSDPBackend(family, config, device=CPU, seed=0, total_steps=10, with_reference=False)
 
 
 def pictures(*sizes: tuple[int, int]) -> list[torch.Tensor]:
