@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from PIL.Image import fromarray
 
-from tests.unit.models.vision_language.tiny import IMAGE, Loaded, backend, own_inputs, pictures, segment
+from tests.integration.runs import metrics
+from tests.unit.models.vision_language.tiny import IMAGE, NAMES, Loaded, backend, own_inputs, pictures, segment
+from unirl import cli
 from unirl.models.base import Bundle
 from unirl.rollout.supervised_text import ConversationEncoder, TokenLimit
 from unirl.types.condition import PromptTokens
@@ -95,3 +99,31 @@ def test_log_probs_of_the_trained_tokens_are_those_of_the_models_own_forward(
         logits = model.own(**own_inputs(prompts, row, tokens)).logits[0, -len(tokens) - 1 : -1].log_softmax(-1)
         expected = logits.gather(1, tokens[:, None])[:, 0]
         torch.testing.assert_close(ours[mask], expected[mask], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns_to_tell_pictures_apart(
+    name: str, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def row(file: Path, said: str) -> str:
+        content = [{"type": "image", "image": file.name}, {"type": "text", "text": "Which?"}]
+        return json.dumps({"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": said}]})
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join([row(files[0], "first"), row(files[1], "other")]))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "# @package _global_\n"
+        "defaults: [/base@_global_: text_sft, /model: qwen3_vl, _self_]\n"
+        f"run: {{name: run, steps: 40, seed: 0, output: {tmp_path}}}\n"
+        f"model: {{checkpoint: 'random:{name}', max_pixels: 9216}}\n"
+        f"data: {{records: {{_target_: unirl.data.conversations.JsonConversations, path: {rows}}}, batch_size: 2}}\n"
+        "train: {backend: {optimizer: {lr: 1e-2}}}\n"
+        "logging: {trackers: []}\n"
+    )
+    assert cli.main(["train", str(recipe)]) == 0
+    losses = [line["train/loss"] for line in metrics(tmp_path) if "train/loss" in line]
+    # Who sees nothing is left with a choice of two words, six tokens each.
+    assert losses[-1] < 0.1 * math.log(2) / 6 < losses[0]
