@@ -91,6 +91,25 @@ class KeyValues:
         self.lengths = self.lengths[rows.to(self.lengths.device)]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Index:
+    """Where a packed row has its tokens, for padded rows as attention takes them.
+
+    prompts, responses:             `(P, longest)`, `(N, longest)`: the column of each token, 0 in the padding
+    seen:                           `(N, ...)`: the columns that a response sees, its prompt's and its own
+    prompt_places, response_places: the real tokens among the flattened padded ones
+    """
+
+    prompts: torch.Tensor
+    responses: torch.Tensor
+    seen: torch.Tensor
+    prompt_places: torch.Tensor
+    response_places: torch.Tensor
+
+    def to(self, device: torch.device) -> _Index:
+        return _Index(**{field.name: self.__dict__[field.name].to(device) for field in dataclasses.fields(self)})
+
+
 class PackedLayout(Layout):
     """P prompts end to end, then N responses end to end, in one row of tokens (B = 1).
 
@@ -106,11 +125,15 @@ class PackedLayout(Layout):
     def __init__(self, prompts: torch.Tensor, responses: torch.Tensor, parents: torch.Tensor) -> None:
         self.prompts, self.responses, self.parents = prompts, responses, parents
         # On the CPU: all figures of the layout are known before the forward, without waiting for a device.
-        self._prompt_columns = _columns(prompts, first=0)
-        self._response_columns = _columns(responses, first=int(prompts.sum()))
-        self._seen = torch.cat([self._prompt_columns[parents], self._response_columns], dim=1)
-        self._prompt_places = _real(prompts).flatten().nonzero()[:, 0]
-        self._response_places = _real(responses).flatten().nonzero()[:, 0]
+        prompt_columns = _columns(prompts, first=0)
+        response_columns = _columns(responses, first=int(prompts.sum()))
+        self._index = _Index(
+            prompts=prompt_columns,
+            responses=response_columns,
+            seen=torch.cat([prompt_columns[parents], response_columns], dim=1),
+            prompt_places=_real(prompts).flatten().nonzero()[:, 0],
+            response_places=_real(responses).flatten().nonzero()[:, 0],
+        )
         self._masks: dict[tuple[str, int | None], torch.Tensor] = {}
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
@@ -129,8 +152,7 @@ class PackedLayout(Layout):
 
     def to(self, device: torch.device) -> PackedLayout:
         """This layout with what a forward indexes by on `device`."""
-        for name in ("_prompt_columns", "_response_columns", "_seen", "_prompt_places", "_response_places"):
-            setattr(self, name, getattr(self, name).to(device))
+        self._index = self._index.to(device)
         return self
 
     def attend(
@@ -146,25 +168,25 @@ class PackedLayout(Layout):
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, heads, D)
         if self._kept is not None:
             self._kept.append((keys, values))
-        columns = self._prompt_columns
+        columns = self._index.prompts
         mask = None if window is None or window >= columns.shape[1] else self._mask("prompts", window)
         output = _attend(_at(queries, columns), _at(keys, columns), _at(values, columns), mask, scale=scale)
-        outputs = [output.flatten(0, 1)[self._prompt_places]]
-        if self._response_columns.numel():
-            own, seen = self._response_columns, self._seen
+        outputs = [output.flatten(0, 1)[self._index.prompt_places]]
+        if self._index.responses.numel():
+            own, seen = self._index.responses, self._index.seen
             mask = self._mask("responses", window)
             output = _attend(_at(queries, own), _at(keys, seen), _at(values, seen), mask, scale=scale)
-            outputs.append(output.flatten(0, 1)[self._response_places])
+            outputs.append(output.flatten(0, 1)[self._index.response_places])
         return torch.cat(outputs).transpose(0, 1)[None]
 
     def key_values(self, rows: torch.Tensor, room: int) -> KeyValues:
         """What the forward kept, for N rows that answer the prompts `rows` `(N,)` with room for so many tokens."""
         assert self._kept is not None, "a layout that was not told to keep has nothing to give"
-        longest = self._prompt_columns.shape[1]
+        longest = self._index.prompts.shape[1]
         # Prompts stand at the end of their columns: what is generated follows at once, in the same column in all rows.
         shift = (longest - self.prompts)[:, None]
         source = (torch.arange(longest) - shift).clamp(min=0)
-        columns = self._prompt_columns.gather(1, source.to(self._prompt_columns.device))[rows]
+        columns = self._index.prompts.gather(1, source.to(self._index.prompts.device))[rows]
 
         def roomy(states: torch.Tensor) -> torch.Tensor:
             full = states.new_empty(len(rows), states.shape[1], longest + room, states.shape[2])
@@ -178,12 +200,12 @@ class PackedLayout(Layout):
     def _mask(self, kind: str, window: int | None) -> torch.Tensor:
         """True where a query sees a key, `(rows, 1, queries, keys)`; made once, for all layers of a kind."""
         if (kind, window) not in self._masks:
-            prompt = torch.arange(self._prompt_columns.shape[1])
+            prompt = torch.arange(self._index.prompts.shape[1])
             if kind == "prompts":
                 queries, keys = prompt[None, :, None], prompt[None, None, :]
                 mask = keys <= queries
             else:
-                own = torch.arange(self._response_columns.shape[1])
+                own = torch.arange(self._index.responses.shape[1])
                 length = self.prompts[self.parents][:, None]
                 queries = (length + own)[:, :, None]
                 keys = torch.cat([prompt.expand(len(length), -1), length + own], dim=1)[:, None]
@@ -191,7 +213,7 @@ class PackedLayout(Layout):
                 mask = (keys <= queries) & real[:, None]
             if window is not None:
                 mask = mask & (queries - keys < window)
-            self._masks[kind, window] = mask[:, None].to(self._prompt_columns.device)
+            self._masks[kind, window] = mask[:, None].to(self._index.prompts.device)
         return self._masks[kind, window]
 
 
