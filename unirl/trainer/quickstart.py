@@ -18,7 +18,7 @@ UniRL quickstart: two small models learn what their data leaves open. Three minu
   digits  A flow model of 0.6 M parameters learns 8 x 8 digits from captions of which 45 % are wrong (~75 s). Then
           Flow-GRPO: a classifier scores what it draws, and it is reinforced, held by a KL to the base (~30 s).
           Judges that it was never trained on, fitted on the other half of the data, say what was learnt.
-  sort    A language model of 0.8 M parameters learns to sort five digits from examples that go up or down at
+  sort    A language model of 0.6 M parameters learns to sort five digits from examples that go up or down at
           random (~25 s). Then GRPO: a reward for the ascending order decides, judged on prompts held out (~10 s).
 Ctrl-C stops it; the same command continues.
 """
@@ -26,20 +26,10 @@ Ctrl-C stops it; the same command continues.
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The held-out evaluation before and after reinforcement learning.
+    """What the held-out evaluation said. figures: label, before and after; report: of the reinforced run"""
 
-    figures: label, value before and value after; report: of the reinforced run
-    """
-
-    name: str
     figures: tuple[tuple[str, float, float], ...]
     report: Path
-
-    @property
-    def summary(self) -> str:
-        """What was learnt, in a few lines."""
-        lines = [f"  {label:<46} {before:6.3f} -> {after:.3f}" for label, before, after in self.figures]
-        return "\n".join([f"What was learnt of {self.name} (before -> after reinforcement):", *lines])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +57,7 @@ class Half:
         run = self._fit(self.reinforced, [*common, "run.name=rl", text_setting("model.checkpoint", model)])
         evaluations = [line for line in read(run / "metrics.jsonl") if "eval/reward" in line]
         figures = tuple((label, evaluations[0][name], evaluations[-1][name]) for label, name in self.figures)
-        return Outcome(self.name, figures, run / "report.html")
+        return Outcome(figures, run / "report.html")
 
     def _fit(self, recipe: str, settings: Sequence[str]) -> Path:
         sys.stderr.write(f"{self.name}: {recipe}\n")
@@ -86,11 +76,18 @@ HALVES = (
             ("diversity (1 = as varied as real digits)", "eval/digits/diversity"),
         ),
     ),
-    Half("sort", "sft/sort", "ar/sort", (("held-out digits sorted, ascending as asked", "eval/exact"),)),
+    Half("sort", "sft/sort", "ar/sort", (("digits sorted the rewarded way, held out", "eval/exact"),)),
 )
 
 
 def run_quickstart(output: Path, seed: int, halves: Sequence[Half] = HALVES) -> str:
-    """One half after the other under `output`; what was learnt, and where the reports are."""
+    """One half after the other under `output`. Returns what was learnt and where the reports are, to be printed."""
     outcomes = [half.learn(output, seed) for half in halves]
-    return "\n".join([*(found.summary for found in outcomes), *(f"Report: {found.report}" for found in outcomes)])
+    figures = [figure for outcome in outcomes for figure in outcome.figures]
+    return "\n".join(
+        [
+            "What was learnt (before -> after reinforcement):",
+            *(f"  {label:<46} {before:6.3f} -> {after:.3f}" for label, before, after in figures),
+            *(f"Report: {outcome.report}" for outcome in outcomes),
+        ]
+    )
