@@ -14,7 +14,7 @@ from unirl.trainer.domains import trainer_of
 from unirl.trainer.restore import export_run
 
 PLAN = """\
-UniRL quickstart: two small models learn what their data leaves open. Three minutes on a laptop CPU.
+UniRL quickstart: two small models learn what their data leaves open. Under three minutes on a laptop CPU.
   digits  A flow model of 0.6 M parameters learns 8 x 8 digits from captions of which 45 % are wrong (~75 s). Then
           Flow-GRPO: a classifier scores what it draws, and it is reinforced, held by a KL to the base (~30 s).
           Judges that it was never trained on, fitted on the other half of the data, say what was learnt.
