@@ -83,11 +83,12 @@ class KeyValues:
     lengths: torch.Tensor
     start: int
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows stay."""
-        self.keys = [key[rows] for key in self.keys]
-        self.values = [value[rows] for value in self.values]
-        self.lengths = self.lengths[rows]
+    def keep(self, rows: torch.Tensor, columns: int) -> None:
+        """Only these rows, in rising order, stay; so many columns of them are filled."""
+        for layer in range(len(self.keys)):  # one at a time: two whole caches never exist
+            self.keys[layer] = _moved_up(self.keys[layer], rows, columns)
+            self.values[layer] = _moved_up(self.values[layer], rows, columns)
+        self.lengths = self.lengths[rows.to(self.lengths.device)]
 
 
 class PackedLayout(Layout):
@@ -223,20 +224,31 @@ class DecodeLayout(Layout):
         # All query heads of a key head ask the same keys: they stand in line as if they were tokens.
         grouped = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]
         output = torch.nn.functional.scaled_dot_product_attention(
-            grouped, keys[:, :, : column + 1], values[:, :, : column + 1], self._mask(column + 1, window), scale=scale
+            grouped,
+            keys[:, :, : column + 1],
+            values[:, :, : column + 1],
+            self._mask(column + 1, window, query.dtype),
+            scale=scale,
         )
         return output.flatten(1, 2)[:, :, None]
 
-    def _mask(self, columns: int, window: int | None) -> torch.Tensor | None:
+    def _mask(self, columns: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """What is added to the scores, `(B, 1, 1, columns)`; a bool mask would be turned into it in every layer."""
         if window not in self._masks:
-            lengths, start = self._cache.lengths, self._cache.start
-            first = start - lengths
+            first = self._cache.start - self._cache.lengths
             if window is not None:
                 first = first.clamp(min=columns - window)
-            mask = torch.arange(columns) >= first[:, None]
-            device = self._cache.keys[0].device
-            self._masks[window] = None if bool(mask.all()) else mask[:, None, None].to(device)
+            hidden = torch.arange(columns) < first[:, None]
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
+            self._masks[window] = mask.to(self._cache.keys[0].device) if bool(hidden.any()) else None
         return self._masks[window]
+
+
+def _moved_up(states: torch.Tensor, rows: torch.Tensor, columns: int) -> torch.Tensor:
+    """`states[rows]` in the memory of `states`, of which so many columns are filled."""
+    kept = states[: len(rows)]
+    kept[:, :, :columns] = states[:, :, :columns][rows.to(states.device)]
+    return kept
 
 
 def _attend(
