@@ -22,7 +22,7 @@ RECIPES := $(foreach domain,$(DOMAINS),$(wildcard unirl/recipes/$(domain)/*.yaml
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
-quickstart: $(VENV)/installed  ## train a small text-to-image model with a reward, in about two minutes
+quickstart: $(VENV)/installed  ## train two small models, one draws and one writes, in under three minutes
 	$(BIN)/unirl quickstart
 
 check: lint types imports house recipes  ## lint, types, import ranks, house rules, recipes
