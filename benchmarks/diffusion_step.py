@@ -10,14 +10,14 @@ import dataclasses
 import gc
 import resource
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from benchmarks.bare_loop import Workload, bare_step
+from benchmarks.model_time import model_seconds
 from unirl.algorithms.base import Progress
 from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.data.prompts import PromptRow, as_roots
@@ -149,40 +149,12 @@ def cost(step: Callable[[], None], transformer: torch.nn.Module, repeats: int) -
     costs = []
     for _ in range(repeats):
         gc.collect()
-        with _model_seconds(transformer) as spent:
+        with model_seconds(transformer) as spent:
             start = time.process_time()
             step()
             total = time.process_time() - start
         costs.append(Cost(total, spent[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
     return min(costs, key=lambda c: c.total)
-
-
-@contextmanager
-def _model_seconds(transformer: torch.nn.Module) -> Iterator[list[float]]:
-    """CPU seconds in the forward of `transformer` and in every backward, summed into the one element of the list."""
-    spent, started = [0.0], [0.0]
-
-    def before(module: torch.nn.Module, inputs: object) -> None:
-        started[0] = time.process_time()
-
-    def after(module: torch.nn.Module, inputs: object, output: object) -> None:
-        spent[0] += time.process_time() - started[0]
-
-    backward = torch.Tensor.backward
-
-    def timed_backward(*args: object, **kwargs: object) -> None:
-        start = time.process_time()
-        backward(*args, **kwargs)  # type: ignore[arg-type]
-        spent[0] += time.process_time() - start
-
-    hooks = [transformer.register_forward_pre_hook(before), transformer.register_forward_hook(after)]
-    torch.Tensor.backward = timed_backward  # type: ignore[method-assign]
-    try:
-        yield spent
-    finally:
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
-        for hook in hooks:
-            hook.remove()
 
 
 def measure(side: Literal["product", "bare"], checkpoint: Path, work: Workload, repeats: int) -> Cost:

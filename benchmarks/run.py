@@ -8,26 +8,92 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
+import torch
+
+from benchmarks.ar_step import SideName, TextCost, TextWorkload, measure_text
 from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
+from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
+from unirl.models.tiny_language import TinyLM
 
 REPEATS = 3
+SORTED = tuple(f"sort {digits} upwards:" for digits in ("41023", "20481", "99120", "31337"))
+QUESTIONS = (
+    "What is the capital of France? Answer in one word.",
+    "Name a colour and a fruit that has it.",
+    "Is seven a prime number? Say why in one sentence.",
+    "Write a sentence about the sea.",
+)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_sd3(Path(folder) / "sd3", layers=4, width=128, head_dim=64)
-        both = Workload()
-        print("One Flow-GRPO step of an SD3 of 2.3M weights, LoRA r32, one thread: CPU seconds and peak memory (MiB)")
-        print(f"{'workload':<46} {'ours':>6} {'bare':>6} {'ratio':>6} {'outside model':>14} {'ours':>6} {'bare':>6}")
-        row("16 x 10, 9 trained, guidance 4.5, no gradient", checkpoint, both)
-        row("16 x 10, 9 trained, guidance 4.5, gradient", checkpoint, dataclasses.replace(both, guidance_gradient=True))
-        small = dataclasses.replace(both, guidance=1.0, trained=3)
-        row("16 x 10, 3 trained, guidance 1", checkpoint, small)
-        for group, steps in ((4, 10), (16, 10), (8, 20)):
-            grown = dataclasses.replace(small, group=group, steps=steps)
-            row(f"{2 * group} x {steps}, 3 trained, guidance 1", checkpoint, grown)
+        diffusion(Path(folder))
+        language(Path(folder))
+
+
+def diffusion(folder: Path) -> None:
+    """The product and a bare loop with the same mathematics."""
+    checkpoint = write_sd3(folder / "sd3", layers=4, width=128, head_dim=64)
+    both = Workload()
+    print("One Flow-GRPO step of an SD3 of 2.3M weights, LoRA r32, one thread: CPU seconds and peak memory (MiB)")
+    print(f"{'workload':<46} {'ours':>6} {'bare':>6} {'ratio':>6} {'outside model':>14} {'ours':>6} {'bare':>6}")
+    row("16 x 10, 9 trained, guidance 4.5, no gradient", checkpoint, both)
+    row("16 x 10, 9 trained, guidance 4.5, gradient", checkpoint, dataclasses.replace(both, guidance_gradient=True))
+    small = dataclasses.replace(both, guidance=1.0, trained=3)
+    row("16 x 10, 3 trained, guidance 1", checkpoint, small)
+    for group, steps in ((4, 10), (16, 10), (8, 20)):
+        grown = dataclasses.replace(small, group=group, steps=steps)
+        row(f"{2 * group} x {steps}, 3 trained, guidance 1", checkpoint, grown)
+
+
+def language(folder: Path) -> None:
+    """The product, TRL's GRPOTrainer and a bare loop."""
+    family = TinyLM()
+    family.save(family.load(torch.device("cpu"), torch.float32), folder / "qwen3")
+    fixed = TextWorkload(folder / "qwen3", SORTED, group=8, max_new_tokens=32, lora=None, endless=True)
+    smollm2 = Path(from_package("HuggingFaceTB/SmolLM2-135M-Instruct"))
+    prompts = tuple(rendered(smollm2, question) for question in QUESTIONS)
+    uneven = TextWorkload(smollm2, prompts, group=8, max_new_tokens=64, lora=16, endless=False)
+    print("\nOne GRPO step of a language model, one thread: CPU seconds; tokens/s of the rollout; MiB beside the model")
+    print(
+        f"{'':<24} {'step':>8} {'tokens':>7} {'ms/token':>9} {'of TRL':>7} {'tokens/s':>9} {'memory':>7} {'model':>6}"
+    )
+    text_rows("Qwen3 of 0.6M, 32 x 32", fixed, repeats=2 * REPEATS)
+    text_rows("SmolLM2, LoRA, 32 x <= 64", uneven, repeats=1)
+
+
+def rendered(checkpoint: Path, question: str) -> str:
+    """`question` in the chat template of a checkpoint."""
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "user", "content": question}]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+
+def text_rows(name: str, work: TextWorkload, repeats: int) -> None:
+    """Measure one workload on all sides, by the token: where lengths are drawn, steps differ in their tokens."""
+    print(name)
+    peer = text_in_process("trl", work, repeats)
+    for side, cost in (
+        ("TRL", peer),
+        ("bare loop", text_in_process("bare", work, repeats)),
+        ("ours", text_in_process("product", work, repeats)),
+    ):
+        model = f"{cost.model / cost.total:.0%}" if cost.model else ""
+        ratio = cost.seconds_per_token / peer.seconds_per_token
+        print(
+            f"  {side:<22} {cost.total:8.3f} {cost.tokens:7.0f} {1000 * cost.seconds_per_token:9.2f} {ratio:7.2f}"
+            f" {cost.tokens_per_second:9.0f} {cost.used_mib:7.0f} {model:>6}",
+            flush=True,
+        )
+
+
+def text_in_process(side: SideName, work: TextWorkload, repeats: int) -> TextCost:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure_text, (side, work, repeats))
 
 
 def row(name: str, checkpoint: Path, work: Workload) -> None:

@@ -68,13 +68,13 @@ def train(recipe: str, overrides: list[str]) -> int:
 
 
 def quickstart(output: Path, seed: int) -> int:
-    """Train a small text-to-image model on this machine's CPU, from data to report."""
+    """Train two small models, one draws and one writes, on this machine's CPU: from data to report."""
     prepare_process()
     from unirl.trainer.base import reported
     from unirl.trainer.quickstart import PLAN, run_quickstart
 
     print(PLAN, flush=True)
-    return reported(lambda: run_quickstart(output, seed).summary)
+    return reported(lambda: run_quickstart(output, seed))
 
 
 def sample(run: Path, prompts: list[str], number: int, seed: int, out: Path | None, step: int | None) -> None:

@@ -106,9 +106,6 @@ class PromptSampler:
                 f"prompts_per_step={self.count} does not fit the {len(self.source)} prompts there are: take 1 to "
                 f"{len(self.source)}"
             )
-        counts = sorted({len(row.pictures) for row in self.source})
-        if len(counts) > 1:
-            raise ValueError(f"all prompts must come with the same number of pictures, got {counts}")
 
     def draw(self, rollout: int, extra: int = 0, *, count: int | None = None) -> Part:
         """The roots of rollout `rollout`, with their ids.

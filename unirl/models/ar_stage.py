@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -51,7 +53,7 @@ class ARStage:
         writer = Writer(part.ids, part.sampling, self.family, self.bundle)
         while not writer.write(logits):
             if writer.left is not None:
-                cache.keep(writer.left)
+                cache.keep(writer.left, columns=cache.start + writer.step - 1)
                 following = following[writer.left]
             step = writer.step - 1
             places = (following + step)[:, None].expand(-1, axes)
@@ -136,9 +138,10 @@ class ARStage:
         with self._autocast():
             return self.family.logits(self.bundle, hidden).float()
 
-    def _autocast(self) -> torch.autocast:
-        enabled = self.compute_dtype != torch.float32
-        return torch.autocast(self.bundle.device.type, self.compute_dtype, enabled=enabled)
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.bundle.device.type, self.compute_dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,9 +136,18 @@ class Family(ABC):
         """The adapter of the trained module as the files that diffusers loads, by name: one for each transformer."""
         return {"pytorch_lora_weights.safetensors": weights}
 
+    def adapter_excludes(self) -> str | None:
+        """Modules of the whole model that the targets of an adapter name too and it does not wrap, as a pattern."""
+        return None
+
 
 class LanguageFamily(Family):
-    """A family of causal language models; T tokens of one forward, in packed rows or one to a row."""
+    """A family of causal language models; T tokens of one forward, in packed rows or one to a row.
+
+    reads_pictures: whether a prompt may come with pictures
+    """
+
+    reads_pictures: ClassVar[bool] = False
 
     @abstractmethod
     def tokenize(self, bundle: Bundle, prompts: Media) -> PromptTokens:

@@ -17,6 +17,7 @@ from unirl.types.batch import pad_to_longest
 from unirl.types.condition import Embedding
 
 _RANDOM = "random:"
+_MODEL_INDEX = "config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EULER = "FlowMatchEulerDiscreteScheduler"
 # The name of the shift in the config of each scheduler of a flow.
@@ -36,11 +37,18 @@ def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index
     """ValueError unless `checkpoint` is a hub id, or holds one of the saved `pipelines` (class names).
 
     What holds one is a folder, or `random:NAME`, which is not written for it.
-    index: the file that says which class; `modular_model_index.json` for a modular pipeline
+    index: the file that says which class; `modular_model_index.json` for a modular pipeline, `config.json` for a model
+           of transformers
     """
     found = _held(checkpoint, index)
     if found is not None:
-        _check_class(checkpoint, found, pipelines)
+        check_class(checkpoint, found, pipelines)
+
+
+def check_class(checkpoint: str, found: str, pipelines: tuple[str, ...]) -> None:
+    """ValueError unless what a checkpoint holds is one of the classes."""
+    if found not in pipelines:
+        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")
 
 
 def is_random(checkpoint: str) -> bool:
@@ -60,7 +68,7 @@ def pipeline_name(checkpoint: str, *pipelines: str) -> str:
     from diffusers import DiffusionPipeline
 
     index: Any = DiffusionPipeline.load_config(resolve(checkpoint))
-    _check_class(checkpoint, index["_class_name"], pipelines)
+    check_class(checkpoint, index["_class_name"], pipelines)
     return index["_class_name"]
 
 
@@ -130,19 +138,18 @@ def ragged_embedding(rows: list[torch.Tensor]) -> Embedding:
 
 
 def _held(checkpoint: str, index: str) -> str | None:
-    """The class of the saved pipeline; None for a hub id, which is taken at its word."""
+    """The class of the saved pipeline or model; None for a hub id, which is taken at its word."""
     if is_random(checkpoint):
         return folders.find(checkpoint.removeprefix(_RANDOM)).pipeline
     folder = Path(checkpoint)
     if folder.is_dir():
         if not (folder / index).is_file():
-            raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a diffusers pipeline")
-        return json.loads((folder / index).read_text())["_class_name"]
+            kind = "transformers model" if index == _MODEL_INDEX else "diffusers pipeline"
+            raise ValueError(f"checkpoint {checkpoint} holds no {index}: it is not a {kind}")
+        saved = json.loads((folder / index).read_text())
+        return (
+            saved["_class_name"] if index != _MODEL_INDEX else (saved.get("architectures") or [saved["model_type"]])[0]
+        )
     if not _HUB_ID.fullmatch(checkpoint):
         raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name) nor random:NAME")
     return None
-
-
-def _check_class(checkpoint: str, found: str, pipelines: tuple[str, ...]) -> None:
-    if found not in pipelines:
-        raise ValueError(f"checkpoint {checkpoint} holds a {found}, this family is {' or '.join(pipelines)}")

@@ -57,7 +57,7 @@ class RunFolder:
         folder = cls(root, name)
         folder.refuse_other(config)
         start = _start_record(sys.orig_argv if command is None else command)
-        if folder.config.exists():
+        if folder.config.exists() and folder.metrics.exists():
             record = folder.read_info()
             record["resumed"].append(start)
         else:
@@ -129,7 +129,10 @@ class RunFolder:
         return recipe
 
     def refuse_other(self, config: Mapping[str, Any]) -> None:
-        """Raise ValueError where the folder holds another recipe than `config`, or is no run at all. Writes nothing."""
+        """Raise ValueError where the folder holds another recipe than `config`, or is no run at all. Writes nothing.
+
+        A run without a line of metrics was refused while it loaded its model: its recipe may be mended.
+        """
         if not self.config.exists():
             entries = sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
             # A start that was killed early leaves run.json alone, or a file written aside.
@@ -139,6 +142,8 @@ class RunFolder:
                     f"{self.path} exists and is no run (no config.yaml; it holds {', '.join(strangers[:5])}); "
                     f"choose another run.name, or delete the folder"
                 )
+            return
+        if not self.metrics.exists():
             return
         differing = changed_keys(self._read_config(), config)
         if differing:

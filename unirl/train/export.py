@@ -46,7 +46,7 @@ def _write_adapter(stage: Trainable, lora: LoRA, folder: Path) -> None:
     module, processors = stage.bundle.trained, stage.bundle.processors
     weights = {name: value.detach().cpu() for name, value in get_peft_model_state_dict(module).items()}
     config = adapter_config(lora, stage.family.lora_targets)
-    config.inference_mode = True
+    config.inference_mode, config.exclude_modules = True, stage.family.adapter_excludes()
     if isinstance(module, PreTrainedModel):
         config.base_model_name_or_path, config.task_type = module.name_or_path, "CAUSAL_LM"
     if "pipeline" in processors:

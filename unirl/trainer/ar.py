@@ -10,7 +10,7 @@ import torch
 
 from unirl.algorithms.base import Progress
 from unirl.algorithms.token_base import TokenAlgorithm
-from unirl.data.prompts import PromptSampler
+from unirl.data.prompts import PromptRow, PromptSampler
 from unirl.distributed.group.placement import Slab
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.base import LanguageFamily
@@ -68,12 +68,22 @@ class ARConfig(PolicyConfig):
         if self.rollout.weights != "live":
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} samples with the live weights: set rollout.weights=live, got ema")
-        PromptSampler(self.data.prompts.rows(), self.data.prompts_per_step, self.run.seed)
+        rows = self.data.prompts.rows()
+        PromptSampler(rows, self.data.prompts_per_step, self.run.seed)
+        self._check_pictures(rows if self.eval is None else (*rows, *self.eval.prompts.rows()))
         self.reward.refuse_names([*REWARD_FIGURES, OVERLONG])
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:
             self.eval.check(self.reward, self.run)
+
+    def _check_pictures(self, rows: tuple[PromptRow, ...]) -> None:
+        seen = [row.prompt for row in rows if row.pictures]
+        if seen and not self.model.reads_pictures:
+            raise ValueError(
+                f"{type(self.model).__name__} sees no pictures, and the prompt {seen[0]!r} comes with some: take a "
+                "VisionLanguage, or leave pictures out of the prompts"
+            )
 
     def _check_advantages(self) -> None:
         name, values, advantage = type(self.algorithm).__name__, self.algorithm.needs.values, self.advantage

@@ -73,6 +73,9 @@ class DiffusionConfig(PolicyConfig):
         self._check_needs()
         rows = self.data.prompts.rows()
         PromptSampler(rows, self.data.prompts_per_step, self.run.seed)
+        counts = sorted({len(row.pictures) for row in rows})
+        if len(counts) > 1:
+            raise ValueError(f"all prompts must come with the same number of pictures, got {counts}")
         self.model.refuse([row.prompt for row in rows], self.sampling)
         self.reward.refuse_names(REWARD_FIGURES)
         if self.eval is None:

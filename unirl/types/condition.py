@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
 import torch
 
@@ -52,9 +53,14 @@ class PromptTokens(Rows):
 
     tokens:   `(sum P,)` int64, placeholders of pictures expanded
     lengths:  `(N,)` int64
-    pictures: N dicts of tensors by the name under which the model takes them; None where there are no pictures
+    pictures: N dicts of tensors by the name under which the model takes them, empty in a row without pictures; None
+              where the model takes none
     """
 
     tokens: torch.Tensor = packed("lengths")
     lengths: torch.Tensor = dense()
     pictures: list[dict[str, torch.Tensor]] | None = listed(None)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Tokens on `device`. Pictures, of which siblings share one copy, stay where they are until a forward."""
+        return dataclasses.replace(self, tokens=self.tokens.to(device), lengths=self.lengths.to(device))

@@ -54,15 +54,22 @@ def test_the_git_commit_is_that_of_the_working_directory(tmp_path: Path, monkeyp
     assert RunFolder.open(tmp_path / "c", "demo", config=RL, seed=0).read_info()["git"]["modified"] is True
 
 
+def begun(root: Path) -> RunFolder:
+    """A run of RL that has written its first line of metrics."""
+    folder = RunFolder.open(root, "demo", config=RL, seed=7, command=["first"])
+    folder.metrics.write_text('{"step": 0}\n')
+    return folder
+
+
 def test_the_same_recipe_goes_on_and_every_start_is_recorded(tmp_path: Path) -> None:
-    first = RunFolder.open(tmp_path, "demo", config=RL, seed=7, command=["first"]).read_info()
+    first = begun(tmp_path).read_info()
     second = RunFolder.open(tmp_path, "demo", config=RL, seed=7, command=["second"]).read_info()
     assert {**second, "resumed": []} == first
     assert [start["command"] for start in second["resumed"]] == [["second"]]
 
 
 def test_length_place_logging_and_pace_of_evaluation_may_change(tmp_path: Path) -> None:
-    RunFolder.open(tmp_path, "demo", config=RL, seed=7)
+    begun(tmp_path)
     longer = changed(
         lambda r: (
             r["run"].update(steps=800, output="elsewhere"),
@@ -75,7 +82,7 @@ def test_length_place_logging_and_pace_of_evaluation_may_change(tmp_path: Path) 
 
 
 def test_another_recipe_is_refused_with_the_keys_that_differ_and_the_fix(tmp_path: Path) -> None:
-    folder = RunFolder.open(tmp_path, "demo", config=RL, seed=7)
+    folder = begun(tmp_path)
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     other = changed(
         lambda r: (r["algorithm"].update(kl_coef=0.1, clip=1e-3), r["run"].update(steps=9), r["run"].pop("seed"))
@@ -90,6 +97,14 @@ def test_another_recipe_is_refused_with_the_keys_that_differ_and_the_fix(tmp_pat
     assert "run.steps" not in message
     assert "choose another run.name, or delete the folder" in message
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+def test_a_recipe_that_was_refused_before_its_first_step_may_be_mended(tmp_path: Path) -> None:
+    RunFolder.open(tmp_path, "demo", config=RL, seed=7)
+    mended = changed(lambda r: r["algorithm"].update(kl_coef=0.1))
+    folder = RunFolder.open(tmp_path, "demo", config=mended, seed=8, command=["mended"])
+    assert yaml.safe_load(folder.config.read_text()) == mended
+    assert (folder.read_info()["seed"], folder.read_info()["resumed"]) == (8, [])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -108,7 +123,7 @@ def test_a_start_killed_before_its_recipe_was_written_starts_again(tmp_path: Pat
 
 
 def test_a_run_without_its_run_json_cannot_go_on(tmp_path: Path) -> None:
-    folder = RunFolder.open(tmp_path, "demo", config=RL, seed=7)
+    folder = begun(tmp_path)
     folder.info.write_text("{")
     with pytest.raises(ValueError, match=r"run\.json cannot be read .* without its seed the run cannot go on"):
         RunFolder.open(tmp_path, "demo", config=RL, seed=7)

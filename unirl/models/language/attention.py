@@ -83,11 +83,31 @@ class KeyValues:
     lengths: torch.Tensor
     start: int
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows stay."""
-        self.keys = [key[rows] for key in self.keys]
-        self.values = [value[rows] for value in self.values]
-        self.lengths = self.lengths[rows]
+    def keep(self, rows: torch.Tensor, columns: int) -> None:
+        """Only these rows, in rising order, stay; so many columns of them are filled."""
+        for layer in range(len(self.keys)):  # one at a time: two whole caches never exist
+            self.keys[layer] = _moved_up(self.keys[layer], rows, columns)
+            self.values[layer] = _moved_up(self.values[layer], rows, columns)
+        self.lengths = self.lengths[rows.to(self.lengths.device)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Index:
+    """Where a packed row has its tokens, for padded rows as attention takes them.
+
+    prompts, responses:             `(P, longest)`, `(N, longest)`: the column of each token, 0 in the padding
+    seen:                           `(N, ...)`: the columns that a response sees, its prompt's and its own
+    prompt_places, response_places: the real tokens among the flattened padded ones
+    """
+
+    prompts: torch.Tensor
+    responses: torch.Tensor
+    seen: torch.Tensor
+    prompt_places: torch.Tensor
+    response_places: torch.Tensor
+
+    def to(self, device: torch.device) -> _Index:
+        return _Index(**{field.name: self.__dict__[field.name].to(device) for field in dataclasses.fields(self)})
 
 
 class PackedLayout(Layout):
@@ -105,11 +125,15 @@ class PackedLayout(Layout):
     def __init__(self, prompts: torch.Tensor, responses: torch.Tensor, parents: torch.Tensor) -> None:
         self.prompts, self.responses, self.parents = prompts, responses, parents
         # On the CPU: all figures of the layout are known before the forward, without waiting for a device.
-        self._prompt_columns = _columns(prompts, first=0)
-        self._response_columns = _columns(responses, first=int(prompts.sum()))
-        self._seen = torch.cat([self._prompt_columns[parents], self._response_columns], dim=1)
-        self._prompt_places = _real(prompts).flatten().nonzero()[:, 0]
-        self._response_places = _real(responses).flatten().nonzero()[:, 0]
+        prompt_columns = _columns(prompts, first=0)
+        response_columns = _columns(responses, first=int(prompts.sum()))
+        self._index = _Index(
+            prompts=prompt_columns,
+            responses=response_columns,
+            seen=torch.cat([prompt_columns[parents], response_columns], dim=1),
+            prompt_places=_real(prompts).flatten().nonzero()[:, 0],
+            response_places=_real(responses).flatten().nonzero()[:, 0],
+        )
         self._masks: dict[tuple[str, int | None], torch.Tensor] = {}
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
@@ -128,8 +152,7 @@ class PackedLayout(Layout):
 
     def to(self, device: torch.device) -> PackedLayout:
         """This layout with what a forward indexes by on `device`."""
-        for name in ("_prompt_columns", "_response_columns", "_seen", "_prompt_places", "_response_places"):
-            setattr(self, name, getattr(self, name).to(device))
+        self._index = self._index.to(device)
         return self
 
     def attend(
@@ -145,25 +168,25 @@ class PackedLayout(Layout):
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, heads, D)
         if self._kept is not None:
             self._kept.append((keys, values))
-        columns = self._prompt_columns
+        columns = self._index.prompts
         mask = None if window is None or window >= columns.shape[1] else self._mask("prompts", window)
         output = _attend(_at(queries, columns), _at(keys, columns), _at(values, columns), mask, scale=scale)
-        outputs = [output.flatten(0, 1)[self._prompt_places]]
-        if self._response_columns.numel():
-            own, seen = self._response_columns, self._seen
+        outputs = [output.flatten(0, 1)[self._index.prompt_places]]
+        if self._index.responses.numel():
+            own, seen = self._index.responses, self._index.seen
             mask = self._mask("responses", window)
             output = _attend(_at(queries, own), _at(keys, seen), _at(values, seen), mask, scale=scale)
-            outputs.append(output.flatten(0, 1)[self._response_places])
+            outputs.append(output.flatten(0, 1)[self._index.response_places])
         return torch.cat(outputs).transpose(0, 1)[None]
 
     def key_values(self, rows: torch.Tensor, room: int) -> KeyValues:
         """What the forward kept, for N rows that answer the prompts `rows` `(N,)` with room for so many tokens."""
         assert self._kept is not None, "a layout that was not told to keep has nothing to give"
-        longest = self._prompt_columns.shape[1]
+        longest = self._index.prompts.shape[1]
         # Prompts stand at the end of their columns: what is generated follows at once, in the same column in all rows.
         shift = (longest - self.prompts)[:, None]
         source = (torch.arange(longest) - shift).clamp(min=0)
-        columns = self._prompt_columns.gather(1, source.to(self._prompt_columns.device))[rows]
+        columns = self._index.prompts.gather(1, source.to(self._index.prompts.device))[rows]
 
         def roomy(states: torch.Tensor) -> torch.Tensor:
             full = states.new_empty(len(rows), states.shape[1], longest + room, states.shape[2])
@@ -177,12 +200,12 @@ class PackedLayout(Layout):
     def _mask(self, kind: str, window: int | None) -> torch.Tensor:
         """True where a query sees a key, `(rows, 1, queries, keys)`; made once, for all layers of a kind."""
         if (kind, window) not in self._masks:
-            prompt = torch.arange(self._prompt_columns.shape[1])
+            prompt = torch.arange(self._index.prompts.shape[1])
             if kind == "prompts":
                 queries, keys = prompt[None, :, None], prompt[None, None, :]
                 mask = keys <= queries
             else:
-                own = torch.arange(self._response_columns.shape[1])
+                own = torch.arange(self._index.responses.shape[1])
                 length = self.prompts[self.parents][:, None]
                 queries = (length + own)[:, :, None]
                 keys = torch.cat([prompt.expand(len(length), -1), length + own], dim=1)[:, None]
@@ -190,7 +213,7 @@ class PackedLayout(Layout):
                 mask = (keys <= queries) & real[:, None]
             if window is not None:
                 mask = mask & (queries - keys < window)
-            self._masks[kind, window] = mask[:, None].to(self._prompt_columns.device)
+            self._masks[kind, window] = mask[:, None].to(self._index.prompts.device)
         return self._masks[kind, window]
 
 
@@ -223,20 +246,31 @@ class DecodeLayout(Layout):
         # All query heads of a key head ask the same keys: they stand in line as if they were tokens.
         grouped = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]
         output = torch.nn.functional.scaled_dot_product_attention(
-            grouped, keys[:, :, : column + 1], values[:, :, : column + 1], self._mask(column + 1, window), scale=scale
+            grouped,
+            keys[:, :, : column + 1],
+            values[:, :, : column + 1],
+            self._mask(column + 1, window, query.dtype),
+            scale=scale,
         )
         return output.flatten(1, 2)[:, :, None]
 
-    def _mask(self, columns: int, window: int | None) -> torch.Tensor | None:
+    def _mask(self, columns: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """What is added to the scores, `(B, 1, 1, columns)`; a bool mask would be turned into it in every layer."""
         if window not in self._masks:
-            lengths, start = self._cache.lengths, self._cache.start
-            first = start - lengths
+            first = self._cache.start - self._cache.lengths
             if window is not None:
                 first = first.clamp(min=columns - window)
-            mask = torch.arange(columns) >= first[:, None]
-            device = self._cache.keys[0].device
-            self._masks[window] = None if bool(mask.all()) else mask[:, None, None].to(device)
+            hidden = torch.arange(columns) < first[:, None]
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
+            self._masks[window] = mask.to(self._cache.keys[0].device) if bool(hidden.any()) else None
         return self._masks[window]
+
+
+def _moved_up(states: torch.Tensor, rows: torch.Tensor, columns: int) -> torch.Tensor:
+    """`states[rows]` in the memory of `states`, of which so many columns are filled."""
+    kept = states[: len(rows)]
+    kept[:, :, :columns] = states[:, :, :columns][rows.to(states.device)]
+    return kept
 
 
 def _attend(

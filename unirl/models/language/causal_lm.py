@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from unirl.models.base import Bundle, Facts
-from unirl.models.language.chat import (
-    RewrittenTurnsError,
-    as_mapping,
-    marked_tokens,
-    plain_tokens,
-    rendered,
-    trained_tokens,
-)
+from unirl.models.language.chat import Chat, plain_tokens
 from unirl.models.language.packaged import from_package
 from unirl.models.language.trained import TrainedTokens
-from unirl.models.language.transformers_lm import TransformersLM, packed
+from unirl.models.language.transformers_lm import TransformersLM, packed, refuse_length
 from unirl.types.condition import PromptTokens
 from unirl.types.conversation import Conversation, Message, Turns
 from unirl.types.media import Media
@@ -73,7 +65,7 @@ class CausalLM(TransformersLM):
     def tokenize(self, bundle: Bundle, prompts: Media) -> PromptTokens:
         rows = [self._prompt(bundle.processors["tokenizer"], text) for text in prompts.required_texts]
         for text, row in zip(prompts.required_texts, rows, strict=True):
-            self._refuse_length(text, row)
+            refuse_length(text, row, self.max_prompt_tokens)
         return packed(rows)
 
     def conversation(self, bundle: Bundle, messages: Conversation, turns: Turns) -> TrainedTokens:
@@ -82,44 +74,18 @@ class CausalLM(TransformersLM):
         tokenizer, ends = bundle.processors["tokenizer"], self.end_tokens(bundle)
         if self._plain(tokenizer):
             return plain_tokens(tokenizer, messages, _end(tokenizer, ends))
-        messages = self._with_system(messages)
-        try:
-            whole = rendered(partial(self._render, tokenizer), messages, turns)
-        except RewrittenTurnsError:
-            marked = marked_tokens(tokenizer, messages, turns, ends, **self.template_arguments)
-            if marked is None:
-                raise
-            return marked
-        return trained_tokens(tokenizer, whole, ends)
+        return self._chat(tokenizer).trained(messages, turns, ends)
 
     def _prompt(self, tokenizer: Any, text: str) -> list[int]:
         if self._plain(tokenizer):
             return tokenizer(text)["input_ids"]
-        messages = self._with_system((Message("user", (text,)),))
-        opened = self._render(tokenizer, [as_mapping(message) for message in messages], True)
-        return tokenizer(opened, add_special_tokens=False)["input_ids"]
+        return self._chat(tokenizer).opened((Message("user", (text,)),))
 
     def _plain(self, tokenizer: Any) -> bool:
         return self.template == "plain" or (self.template == "auto" and tokenizer.chat_template is None)
 
-    def _with_system(self, messages: Conversation) -> Conversation:
-        """A system message of the conversation's own comes before that of the settings."""
-        given = self.system is None or messages[0].role == "system"
-        return messages if given else (Message("system", (self.system or "",)), *messages)
-
-    def _render(self, tokenizer: Any, messages: list[dict[str, Any]], opening: bool) -> str:
-        return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=opening, tokenize=False, **self.template_arguments
-        )
-
-    def _refuse_length(self, text: str, row: list[int]) -> None:
-        shown = text if len(text) <= 60 else f"{text[:60]}..."
-        if not row:
-            raise ValueError(f"the prompt {shown!r} has no tokens: a response needs one to start from")
-        if self.max_prompt_tokens is not None and len(row) > self.max_prompt_tokens:
-            raise ValueError(
-                f"the prompt {shown!r} has {len(row)} tokens, more than max_prompt_tokens={self.max_prompt_tokens}"
-            )
+    def _chat(self, tokenizer: Any) -> Chat:
+        return Chat(tokenizer, self.system, self.template_arguments)
 
 
 def _end(tokenizer: Any, ends: tuple[int, ...]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from unirl.models.language.trained import TrainedTokens
@@ -25,6 +25,42 @@ class Rendered:
 
     text: str
     spans: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """A tokenizer's chat template with the settings of a family: its system message, and arguments of the template."""
+
+    tokenizer: Any
+    system: str | None
+    arguments: Mapping[str, bool | int | float | str]
+
+    def opened(self, messages: Conversation) -> list[int]:
+        """The tokens of a conversation in which the assistant is about to speak."""
+        mappings = [as_mapping(message) for message in self._with_system(messages)]
+        return self.tokenizer(self._render(mappings, True), add_special_tokens=False)["input_ids"]
+
+    def trained(self, messages: Conversation, turns: Turns, ends: Iterable[int]) -> TrainedTokens:
+        """The tokens of a conversation to learn from; ends: end tokens."""
+        messages = self._with_system(messages)
+        try:
+            whole = rendered(self._render, messages, turns)
+        except RewrittenTurnsError:
+            marked = marked_tokens(self.tokenizer, messages, turns, ends, **self.arguments)
+            if marked is None:
+                raise
+            return marked
+        return trained_tokens(self.tokenizer, whole, ends)
+
+    def _with_system(self, messages: Conversation) -> Conversation:
+        """A system message of the conversation's own comes before that of the settings."""
+        given = self.system is None or messages[0].role == "system"
+        return messages if given else (Message("system", (self.system or "",)), *messages)
+
+    def _render(self, messages: list[dict[str, Any]], opening: bool) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=opening, tokenize=False, **self.arguments
+        )
 
 
 def rendered(render: Render, messages: Conversation, turns: Turns) -> Rendered:

@@ -9,6 +9,8 @@ import torch
 from unirl.types.sampling import ARSamplingParams
 from unirl.types.seed import generator
 
+_CHUNK = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
@@ -32,21 +34,55 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: ARSamplingParams
     """logits: `(B, V)` float32; uniform: `(B,)` float64. At temperature 0 the likeliest token, whose log-prob is 0."""
     if sampling.temperature == 0:
         return Drawn(logits.argmax(-1), logits.new_zeros(len(logits)), None)
-    logits = logits / sampling.temperature
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
     kept = None
     if sampling.truncated_support:
         kept = likeliest(logits, sampling.top_k, sampling.top_p)
         logits = logits.masked_fill(~kept, -torch.inf)
-    log_probs = logits.log_softmax(-1)
-    # The inverse of the distribution function, in float64: in float32 small steps of a large vocabulary would vanish.
-    cumulative = log_probs.exp().double().cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    tokens = torch.searchsorted(cumulative, uniform.to(logits.device)[:, None] * total, right=True)[:, 0]
-    # u * total may round up to the total: then the last token that has any probability.
-    last = torch.searchsorted(cumulative, total)[:, 0]
-    # NaN logits have neither; whichever token stands for it carries their NaN, which refuses the optimizer step.
-    tokens = torch.minimum(tokens, last).clamp(max=logits.shape[-1] - 1)
-    return Drawn(tokens, log_probs.gather(1, tokens[:, None])[:, 0], kept)
+    highest = logits.amax(-1, keepdim=True)
+    weights = logits.new_zeros(len(logits), logits.shape[1] + _padding(logits.shape[1]))
+    torch.sub(logits, highest, out=weights[:, : logits.shape[1]]).exp_()
+    tokens, total = _at_share(weights, uniform.to(logits.device)[:, None])
+    tokens = tokens.clamp(max=logits.shape[1] - 1)  # of NaN: what fills the last chunk has no weight otherwise
+    log_probs = logits.gather(1, tokens) - highest - total.log().to(logits.dtype)
+    return Drawn(tokens[:, 0], log_probs[:, 0], kept)
+
+
+def _padding(vocabulary: int) -> int:
+    """Places that fill the last chunk; a small vocabulary is not cut into chunks."""
+    return 0 if vocabulary <= 2 * _CHUNK else -vocabulary % _CHUNK
+
+
+def _at_share(weights: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the running sum of weights `(B, V)` passes `share` `(B, 1)` of their total; and this total, float64.
+
+    A large vocabulary is walked in chunks, then within the one that holds the place.
+    """
+    if weights.shape[1] <= 2 * _CHUNK:
+        total = weights.sum(-1, keepdim=True, dtype=torch.float64)
+        return _passing(weights, share * total)[0], total
+    chunks = weights.unflatten(1, (-1, _CHUNK))
+    sums = chunks.sum(-1)
+    total = sums.sum(-1, keepdim=True, dtype=torch.float64)
+    chunk, rest = _passing(sums, share * total)
+    within = chunks.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK))[:, 0]
+    return chunk * _CHUNK + _passing(within, rest)[0], total
+
+
+def _passing(weights: torch.Tensor, point: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first place where the running sum of weights `(B, W)` exceeds `point`, and what is left of `point` there.
+
+    In float64: in float32 small steps of a large vocabulary would vanish.
+    """
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    place = torch.searchsorted(sums, point, right=True)
+    # By rounding, the point may be the whole sum: then the last place that has any weight.
+    place = torch.minimum(place, torch.searchsorted(sums, sums[:, -1:].contiguous()))
+    # NaN weights have neither; whichever token stands for them carries the NaN, which refuses the optimizer step.
+    place = place.clamp(max=weights.shape[1] - 1)
+    left = point - sums.gather(1, place) + weights.gather(1, place)
+    return place, left.clamp(min=0)
 
 
 def likeliest(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,39 +10,62 @@ import torch
 
 from unirl.models.base import Bundle, LanguageFamily
 from unirl.models.language.attention import PackedLayout
+from unirl.types.condition import PromptTokens
 
 # Of the norm of the logits. Rounding stays far below, a soft cap or a sink that is left out far above.
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-_PROMPTS, _RESPONSES, _PARENTS = (3, 5), (2, 4, 3), (0, 1, 1)
+_RESPONSES, _PARENTS = (2, 4, 3), (0, 1, 1)
 
 
-def refuse_other_forwards(family: LanguageFamily, bundle: Bundle, install: Callable[[], None]) -> None:
-    """Install the packed attention; ValueError where logits of packed rows are not those of the rows by themselves."""
+def refuse_other_forwards(
+    family: LanguageFamily,
+    bundle: Bundle,
+    prompts: PromptTokens,
+    *,
+    own: Callable[[torch.Tensor, int], torch.Tensor],
+    install: Callable[[], None],
+    avoid: tuple[int, ...] = (),
+) -> None:
+    """Install the packed attention; ValueError where logits of packed rows are not those of the rows by themselves.
+
+    prompts: two of them; own: a row `(1, T)` and the number of the prompt that it answers to logits `(1, T, V)`, by
+    the model's own forward; avoid: tokens that no response may hold
+    """
     model: Any = bundle.transformer
-    count = sum(_PROMPTS) + sum(_RESPONSES)
-    tokens = (torch.arange(count) * 7919 + 11) % family.vocabulary(bundle)
-    pieces = tokens.split([*_PROMPTS, *_RESPONSES])
-    prompts, responses = pieces[: len(_PROMPTS)], pieces[len(_PROMPTS) :]
+    written = trial_tokens(sum(_RESPONSES), family.vocabulary(bundle), avoid)
+    responses, rows = written.split(_RESPONSES), prompts.tokens.split(prompts.lengths.tolist())
     device = bundle.device
     with torch.no_grad():
-        own = []
+        expected = []
         for parent, response in zip(_PARENTS, responses, strict=True):
-            row = torch.cat([prompts[parent], response])[None].to(device)
-            own.append(model(input_ids=row, use_cache=False).logits[0, -len(response) :].float())
+            row = torch.cat([rows[parent], response])[None].to(device)
+            expected.append(own(row, parent)[0, -len(response) :].float())
         install()
-        layout = PackedLayout(torch.tensor(_PROMPTS), torch.tensor(_RESPONSES), torch.tensor(_PARENTS))
-        starts = [0] * len(_PROMPTS) + [_PROMPTS[parent] for parent in _PARENTS]
-        places = [start + torch.arange(len(piece)) for start, piece in zip(starts, pieces, strict=True)]
-        positions = torch.cat(places)
+        parents = torch.tensor(_PARENTS)
+        layout = PackedLayout(prompts.lengths, torch.tensor(_RESPONSES), parents)
+        positions, following = family.positions(bundle, prompts)
+        places = following[parents].repeat_interleave(layout.responses) + layout.places
+        positions = torch.cat([positions, places[:, None].expand(-1, positions.shape[-1])])
+        tokens = torch.cat([prompts.tokens, written])
         hidden = family.hidden_states(
-            bundle, tokens[None].to(device), positions[None, :, None].to(device), layout.to(device)
+            bundle,
+            tokens[None].to(device),
+            positions[None].to(device),
+            layout.to(device),
+            pictures=prompts.pictures,
         )
-        packed = family.logits(bundle, hidden[0, -sum(_RESPONSES) :]).float()
-    expected = torch.cat(own)
-    difference = float((packed - expected).norm() / expected.norm())
+        packed = family.logits(bundle, hidden[0, -len(written) :]).float()
+    wanted = torch.cat(expected)
+    difference = float((packed - wanted).norm() / wanted.norm())
     if not difference <= _TOLERANCE[str(model.dtype).removeprefix("torch.")]:
         raise ValueError(
             f"{type(model).__name__} does not run packed: its logits differ from those of its own forward by "
             f"{difference:.1e} of their norm. Models whose attention has more than a causal mask and a window (soft "
             "caps, sinks, linear attention) or that change their logits after the head are not supported"
         )
+
+
+def trial_tokens(count: int, vocabulary: int, avoid: tuple[int, ...] = ()) -> torch.Tensor:
+    """`(count,)` tokens all over the vocabulary, none of them to `avoid`."""
+    drawn = ((number * 7919 + 11) % vocabulary for number in itertools.count())
+    return torch.tensor(list(itertools.islice((token for token in drawn if token not in avoid), count)))

@@ -9,17 +9,24 @@ import torch
 
 from unirl.models.base import Bundle, LanguageFamily
 from unirl.models.language.attention import Layout, install
-from unirl.models.language.parity import refuse_other_forwards
+from unirl.models.language.parity import refuse_other_forwards, trial_tokens
 from unirl.types.condition import PromptTokens
 
 
 class TransformersLM(LanguageFamily):
-    """A `...ForCausalLM` and its tokenizer."""
+    """A model of the library with a language head, and its tokenizer."""
 
     def bundled(self, model: Any, tokenizer: Any) -> Bundle:
         """A loaded model, ready for packed forwards."""
         bundle = Bundle(transformer=model, processors={"tokenizer": tokenizer})
-        refuse_other_forwards(self, bundle, lambda: install(model.base_model))
+        words = trial_tokens(8, self.vocabulary(bundle)).tolist()
+        refuse_other_forwards(
+            self,
+            bundle,
+            packed([words[:3], words[3:]]),
+            own=lambda row, _: model(input_ids=row, use_cache=False).logits,
+            install=lambda: install(model.base_model),
+        )
         return bundle
 
     def positions(self, bundle: Bundle, prompts: PromptTokens) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,3 +91,12 @@ def packed(rows: list[list[int]]) -> PromptTokens:
     """Token ids of each prompt, end to end."""
     lengths = torch.tensor([len(row) for row in rows])
     return PromptTokens(tokens=torch.tensor([token for row in rows for token in row]), lengths=lengths)
+
+
+def refuse_length(text: str, row: list[int], limit: int | None) -> None:
+    """ValueError for a prompt without tokens, or with more than `limit`."""
+    shown = text if len(text) <= 60 else f"{text[:60]}..."
+    if not row:
+        raise ValueError(f"the prompt {shown!r} has no tokens: a response needs one to start from")
+    if limit is not None and len(row) > limit:
+        raise ValueError(f"the prompt {shown!r} has {len(row)} tokens, more than max_prompt_tokens={limit}")

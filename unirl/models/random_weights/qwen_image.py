@@ -40,7 +40,7 @@ def parts(**transformer: Any) -> dict[str, Any]:
             latents_mean=[0.1, 0.2, -0.3, 0.4],
             latents_std=[1.0, 2.0, 1.5, 0.5],
         ),
-        "text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_text_encoder()),
+        "text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(qwen2_5_vl_config()),
     }
     redraw(modules.values())
     return {**modules, "scheduler": scheduler(shift_terminal=0.02), "tokenizer": qwen_tokenizer()}
@@ -58,7 +58,7 @@ def scheduler(**settings: Any) -> diffusers.FlowMatchEulerDiscreteScheduler:
     )
 
 
-def _text_encoder() -> transformers.Qwen2_5_VLConfig:
+def qwen2_5_vl_config() -> transformers.Qwen2_5_VLConfig:
     return transformers.Qwen2_5_VLConfig(
         text_config={
             "vocab_size": 263,

@@ -37,7 +37,7 @@ def write(folder: Path) -> Path:
             latents_mean=[0.1, 0.2, -0.3, 0.4],
             latents_std=[1.0, 2.0, 1.5, 0.5],
         ),
-        "text_encoder": transformers.Qwen3VLForConditionalGeneration(_text_encoder()),
+        "text_encoder": transformers.Qwen3VLForConditionalGeneration(qwen3_vl_config()),
     }
     redraw(modules.values())
     pictures = Qwen2VLImageProcessorPil(patch_size=16, size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128})
@@ -46,7 +46,7 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def _text_encoder() -> transformers.Qwen3VLConfig:
+def qwen3_vl_config() -> transformers.Qwen3VLConfig:
     return transformers.Qwen3VLConfig(
         text_config={
             "vocab_size": 263,

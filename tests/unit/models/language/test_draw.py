@@ -115,6 +115,19 @@ def test_in_a_large_vocabulary_the_token_at_each_quantile_is_the_right_one() -> 
     assert drawn.tokens.tolist() == wanted.tolist()
 
 
+@pytest.mark.parametrize("vocabulary", [511, 512, 513, 1000, 4096])
+def test_a_row_draws_the_same_token_in_any_batch_and_chunk_of_the_vocabulary(vocabulary: int) -> None:
+    draws = torch.Generator().manual_seed(2)
+    logits = 3 * torch.randn(400, vocabulary, generator=draws)
+    uniform = torch.rand(400, dtype=torch.float64, generator=draws)
+    together = draw(logits, uniform, sampling())
+    expected = torch.searchsorted(logits.double().softmax(-1).cumsum(-1), uniform[:, None], right=True)[:, 0]
+    assert torch.equal(together.tokens, expected)
+    alone = [draw(logits[row : row + 1], uniform[row : row + 1], sampling()) for row in range(20)]
+    assert torch.equal(torch.cat([own.tokens for own in alone]), together.tokens[:20])
+    assert torch.equal(torch.cat([own.log_probs for own in alone]), together.log_probs[:20])
+
+
 def test_a_rare_token_of_a_large_vocabulary_is_drawn_as_often_as_its_mass_says() -> None:
     """One token of 1/2, and 150,000 that share the rest: half of the draws are in the tail, evenly."""
     size, count = 150_001, 200

@@ -40,10 +40,12 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
 @pytest.mark.parametrize("restricted", [False, True])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained head", "frozen head"])
 def test_in_chunks_of_any_size_it_is_the_plain_softmax_with_its_gradient(
-    chunk: int, temperature: float, restricted: bool
+    chunk: int, temperature: float, restricted: bool, frozen: bool
 ) -> None:
     hidden, head, targets = inputs()
+    head.requires_grad_(not frozen)
     support, kept = supports(targets)
     logits = (hidden @ head.T) / temperature
     if restricted:
@@ -62,8 +64,9 @@ def test_in_chunks_of_any_size_it_is_the_plain_softmax_with_its_gradient(
     torch.testing.assert_close(found_entropy, entropy.detach(), rtol=1e-4, atol=5e-5)
     assert not found_entropy.requires_grad
     weights = torch.linspace(-1, 2, TOKENS)
-    own = torch.autograd.grad((found * weights).sum(), [hidden, head])
-    plain = torch.autograd.grad((expected * weights).sum(), [hidden, head])
+    trained = [hidden] if frozen else [hidden, head]
+    own = torch.autograd.grad((found * weights).sum(), trained)
+    plain = torch.autograd.grad((expected * weights).sum(), trained)
     for one, other in zip(own, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -124,19 +127,21 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained head", "frozen head"])
 def test_a_matrix_of_all_tokens_and_the_vocabulary_never_exists_forwards_or_backwards(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, frozen: bool
 ) -> None:
     """640 tokens x 1,000 words in chunks of 64 tokens: nothing is larger than 64,000, and less is kept."""
     monkeypatch.setattr(module, "_LARGEST_CHUNK", 64 * 1000)
     hidden, head, targets = inputs(640, 1000)
+    head.requires_grad_(not frozen)
     kept: list[int] = []
     with Largest() as largest:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
             found, _ = token_log_probs(hidden, lambda rows: rows @ head.T, targets, temperature=1.0, vocabulary=1000)
         found.sum().backward()
     assert largest.elements == 64_000
-    assert max(kept) <= hidden.numel()
+    assert max(kept) <= max(hidden.numel(), head.numel())
     assert hidden.grad is not None
     plain = (hidden @ head.T).log_softmax(-1).gather(1, targets[:, None]).sum()
     torch.testing.assert_close(hidden.grad, torch.autograd.grad(plain, hidden)[0], rtol=1e-4, atol=1e-5)
