@@ -1,4 +1,4 @@
-"""Digits sorted, mostly the wrong way and without their repeats, then a reward for all of them: SFT, GRPO, three seeds."""
+"""Digits sorted mostly the wrong way and without repeats, then a reward for all of them going up, on three seeds."""
 
 from __future__ import annotations
 
