@@ -1,4 +1,4 @@
-"""Arithmetic in words for models that know some: prompts with a gold answer that need no download."""
+"""Arithmetic with a gold answer, for recipes of models that know some: nothing to download."""
 
 from __future__ import annotations
 
