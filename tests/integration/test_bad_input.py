@@ -325,7 +325,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = dump(load_recipe(DIGITS, [f"run.output={folder}", "run.name=taken", "run.seed=3"]))
     shape |= {"words": 3, "predicts": "x0", "vocabulary": config["model"]["vocabulary"]}
     (folder / "model" / "config.json").write_text(json.dumps(shape))
-    RunFolder.open(folder, "taken", config=config, seed=3)
+    RunFolder.open(folder, "taken", config=config, seed=3).metrics.write_text('{"step": 0}\n')
     return folder
 
 
