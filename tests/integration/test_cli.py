@@ -184,9 +184,7 @@ def test_the_report_stands_alone(outputs: dict[str, Path], capsys: pytest.Captur
     assert report.read_text() == page
 
 
-def test_every_metric_is_documented_and_every_documented_one_is_there(
-    outputs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_every_metric_is_documented_and_every_documented_one_is_there(outputs: dict[str, Path], tmp_path: Path) -> None:
     options = {
         "dapo": ("responses={max_draws: 1, overlong: {buffer: 2}}", "algorithm.correction={level: token}"),
         "ppo": ("algorithm._target_=unirl.algorithms.ppo.PPO", "train.backend.critic=true", "eval.pass_at=[1]"),
@@ -197,7 +195,9 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(
     page = (ROOT / "docs" / "metrics.md").read_text()
     documented = set(re.findall(r"^(\w+/\S+)  ", page, re.MULTILINE))
     lines = [
-        line for output in (outputs | language).values() for line in (output / "run" / "metrics.jsonl").read_text().splitlines()
+        line
+        for output in (outputs | language).values()
+        for line in (output / "run" / "metrics.jsonl").read_text().splitlines()
     ]
     there = {name for line in lines for name in json.loads(line)} - {"step"}
     patterns = {name: re.sub(r"<\w+>", r"[\\w.]+", name) for name in documented}
