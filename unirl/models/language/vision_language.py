@@ -223,10 +223,8 @@ class VisionLanguage(TransformersLM):
 
     def _prompt(self, bundle: Bundle, text: str, pictures: list[Image]) -> tuple[list[int], dict[str, torch.Tensor]]:
         """Token ids with a placeholder for every feature of the pictures, and the pictures as the tower takes them."""
-        row, cut = (
-            self._chat(bundle).opened((Message("user", (*[_PICTURE] * len(pictures), text)),)),
-            _cut(bundle, pictures),
-        )
+        row = self._chat(bundle).opened((Message("user", (*[_PICTURE] * len(pictures), text)),))
+        cut = _cut(bundle, pictures)
         expanded = _expanded(row, _repeats(bundle, row, cut, text))
         refuse_length(text, expanded, self.max_prompt_tokens)
         return expanded, cut
