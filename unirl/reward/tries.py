@@ -1,11 +1,13 @@
-"""Requests to a server that may be busy, slow, broken or gone: bounded in tries, time and size, failures with a cause."""
+"""Requests to a server that may be busy, slow or gone: bounded in tries, time and size, failures with a cause."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import email.utils
+import functools
 import random
+import ssl
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
@@ -87,7 +89,13 @@ def client(token_variable: str | None) -> httpx.AsyncClient:
     headers = {"Accept-Encoding": "identity"}
     if token_variable is not None:
         headers["Authorization"] = f"Bearer {secret(token_variable)}"
-    return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False)
+    return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Reading them takes longer than a reply: once a process."""
+    return httpx.create_ssl_context()
 
 
 async def answer(client: httpx.AsyncClient, request: httpx.Request, seconds: float, most_bytes: int) -> bytes:
