@@ -1,39 +1,17 @@
-"""A reward server of this process on a free port, and scorers that tests serve."""
+"""A reward server of this process on a free port, and scorers that ask it."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from unirl.reward.http.client import Server
 from unirl.reward.http.config import ServeConfig, ServedScorer
 from unirl.reward.http.server import RewardServer, listening_socket
-from unirl.reward.scorer import Scorer, ScorerInput, Unscored
+from unirl.reward.scorer import Scorer
 from unirl.reward.scorers.remote import RemoteScorer
-
-
-@dataclasses.dataclass(frozen=True)
-class Level(Scorer):
-    """The level of the first pixel / 7; levels of `bad` raise, 200 has no score, 201 is infinite, 202 spins."""
-
-    bad: tuple[int, ...] = ()
-    seconds: float = 0.0
-    calls: list[int] = dataclasses.field(default_factory=list)
-
-    def score(self, samples: list[ScorerInput]) -> list[float]:
-        self.calls.append(len(samples))
-        time.sleep(self.seconds)
-        levels = [int(sample.picture[0, 0, 0]) for sample in samples]
-        if set(levels) & set(self.bad):
-            raise RuntimeError("a bad level")
-        while 202 in levels:
-            pass
-        return [{200: Unscored("no level"), 201: math.inf}.get(level, level / 7) for level in levels]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.unit.reward.http.live import Level, live, remote
+from tests.unit.reward.http.level import Level
+from tests.unit.reward.http.live import live, remote
 from tests.unit.reward.samples import Rule, answered, entry, generated, service, wrote
 from unirl.config.load import dump, load
 from unirl.reward.http import protocol

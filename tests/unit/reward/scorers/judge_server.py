@@ -24,6 +24,7 @@ class Reply:
     delay: float = 0.0
     reset: bool = False
     drip: float | None = None
+    length: int | None = None
 
     @property
     def encoded(self) -> bytes:
@@ -92,7 +93,7 @@ def serving(
                 self.send_response(reply.status)
                 for name, value in reply.headers:
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(reply.encoded)))
+                self.send_header("Content-Length", str(len(reply.encoded) if reply.length is None else reply.length))
                 self.end_headers()
                 for byte in [reply.encoded] if reply.drip is None else [bytes([b]) for b in reply.encoded]:
                     self.wfile.write(byte)
