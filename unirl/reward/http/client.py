@@ -8,7 +8,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 
@@ -145,12 +145,16 @@ class _Call:
     async def chunk(self, http: httpx.AsyncClient, number: int, packed: dict[int, bytes]) -> dict[int, float]:
         server, ids = self.server, [str(row) for row in packed]
         tries = Tries(server.tries, server.pause, server.seconds_per_try, server.seconds_in_all, self.deadline)
-        body, key, urls = protocol.request(self.scorer, list(packed.values())), uuid.uuid4().hex, server.urls
-        headers = {"Content-Type": protocol.MEDIA_TYPE, protocol.KEY_HEADER: key}
+        parts, urls = protocol.request(self.scorer, list(packed.values())), server.urls
+        headers = {
+            "Content-Type": protocol.MEDIA_TYPE,
+            "Content-Length": str(sum(map(len, parts))),
+            protocol.KEY_HEADER: uuid.uuid4().hex,
+        }
 
         async def once(attempt: int, seconds: float) -> list[float]:
             url = urls[(number + attempt) % len(urls)]
-            request = http.build_request("POST", f"{url.rstrip('/')}/v1/score", content=body, headers=headers)
+            request = http.build_request("POST", f"{url.rstrip('/')}/v1/score", content=_stream(parts), headers=headers)
             try:
                 content = await answer(http, request, seconds, _MOST_BYTES)
                 return protocol.parsed_reply(content, self.scorer, self.version, ids)
@@ -166,6 +170,11 @@ class _Call:
         except FailedTry as failed:
             scores = [Unscored(str(failed)) for _ in ids]
         return dict(zip(packed, scores, strict=True))
+
+
+async def _stream(parts: list[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
 
 
 def _listing(content: bytes) -> tuple[bool, dict[str, str]]:

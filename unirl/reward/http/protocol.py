@@ -73,11 +73,11 @@ def item(number: int, sample: ScorerInput) -> bytes:
     )
 
 
-def request(scorer: str, items: Sequence[bytes]) -> bytes:
-    """`items` as `item` has packed them."""
+def request(scorer: str, items: Sequence[bytes]) -> list[bytes]:
+    """The parts of a request, whose `items` are as `item` has packed them: pictures are not copied once more."""
     packer = msgpack.Packer()
     head = [packer.pack_map_header(3), *map(packer.pack, ("protocol", PROTOCOL, "scorers", [scorer], "items"))]
-    return b"".join([*head, packer.pack_array_header(len(items)), *items])
+    return [b"".join([*head, packer.pack_array_header(len(items))]), *items]
 
 
 def _raw(kind: str, array: np.ndarray, rate: float | None) -> dict[str, Any]:

@@ -105,10 +105,9 @@ def test_a_scorer_that_returns_too_few_scores_says_so():
 
 def test_many_clients_share_batches_and_nobody_gets_the_score_of_another():
     level = Level(seconds=0.02)
-    with live({"level": level}, max_batch=8) as url:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            groups = [[entry(np.full((2, 2, 3), 10 * who + k, np.uint8)) for k in range(3)] for who in range(8)]
-            scores = list(pool.map(lambda group: remote(url, chunk=1).score(group), groups))
+    with live({"level": level}, max_batch=8) as url, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        groups = [[entry(np.full((2, 2, 3), 10 * who + k, np.uint8)) for k in range(3)] for who in range(8)]
+        scores = list(pool.map(lambda group: remote(url, chunk=1).score(group), groups))
     assert scores == [[(10 * who + k) / 7 for k in range(3)] for who in range(8)]
     assert sum(level.calls) == 24
     assert max(level.calls) <= 8
@@ -157,7 +156,9 @@ def test_two_servers_share_the_chunks_and_one_that_is_gone_costs_no_sample():
 
 def test_a_run_does_not_start_without_its_server_and_says_what_is_served():
     with live({"level": Level(), "jpeg": JpegIncompressibility()}) as url:
-        with pytest.raises(ValueError, match=rf"scorer r: reward server {url} does not serve 'clip', it serves \['jpeg"):
+        with pytest.raises(
+            ValueError, match=rf"scorer r: reward server {url} does not serve 'clip', it serves \['jpeg"
+        ):
             service(r=remote(url, "clip"))
         with pytest.raises(ValueError, match="serve version 'Level' of 'level', not 'Level/2'"):
             service(r=remote(url, version="Level/2"))

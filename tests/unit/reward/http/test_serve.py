@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -63,7 +64,7 @@ def test_a_server_that_is_killed_and_started_again_costs_no_sample(tmp_path):
     sample = generated([f"prompt {row}" for row in range(60)])
     with contextlib.ExitStack() as second:
         with command(tmp_path) as (process, url):
-            rewards = service(r=remote(url, chunk=2, tries=12, pause=0.3, seconds_in_all=60.0))
+            rewards = service(r=remote(url, chunk=1, concurrency=2, tries=12, pause=0.3, seconds_in_all=60.0))
 
             def restart() -> None:
                 time.sleep(0.3)
@@ -75,6 +76,9 @@ def test_a_server_that_is_killed_and_started_again_costs_no_sample(tmp_path):
             thread.start()
             scores = rewards.score(sample)
             thread.join()
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+    (by_second,) = (line for line in lines if line.startswith('unirl_reward_samples_total{outcome="score"'))
+    assert 1 <= float(by_second.split()[1]) < 60
     assert process.returncode == -signal.SIGKILL
     assert scores.total.tolist() == service(r=Level()).score(sample).total.tolist()
 
