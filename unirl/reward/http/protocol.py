@@ -39,7 +39,7 @@ class OtherVersion(Exception):
 def packed(message: dict[str, Any]) -> bytes:
     """ValueError for what msgpack has no form for, such as an object or a whole number of more than 64 bits."""
     try:
-        return msgpack.packb(message)
+        return msgpack.Packer().pack(message)
     except (TypeError, OverflowError) as error:
         raise ValueError(f"cannot go over the wire: {error}") from error
 

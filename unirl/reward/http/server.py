@@ -16,7 +16,9 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import hmac
+import json
 import logging
 import socket
 from collections.abc import AsyncGenerator
@@ -28,6 +30,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.responses import JSONResponse
 
 from unirl.config.environment import secret
+from unirl.config.load import dump
 from unirl.reward.http import protocol, selftest
 from unirl.reward.http.batching import Batch, Closed, Lane, QueueFull
 from unirl.reward.http.config import ServeConfig
@@ -118,11 +121,11 @@ class RewardServer:
             self._versions[name] = version
 
     async def _version(self, name: str) -> str:
-        """Loads the scorer, on the thread that will run it; one with a time limit is loaded by its own processes."""
+        """Found on the thread that will run the scorer; what has a time limit is loaded by its own processes only."""
         served = self.config.scorers[name]
         if served.limit is not None:
-            return type(served.scorer).__name__
-        return await asyncio.wrap_future(self._lanes[name].call(lambda: _loaded(served.scorer)))
+            return _by_settings(served.scorer)
+        return await asyncio.wrap_future(self._lanes[name].call(lambda: version_of(served.scorer)))
 
     def _lane(self, scorers: dict[str, Scorer | TimeLimited]) -> Lane:
         return Lane(
@@ -283,10 +286,15 @@ class _Figures:
         self.seconds.labels(batch.scorer).observe(batch.seconds)
 
 
-def _loaded(scorer: Scorer) -> str:
-    """Its version."""
+def version_of(scorer: Scorer) -> str:
+    """Which function it is; of a scorer without weights, its class and settings. Loads the scorer."""
     scorer.prepare()
-    return scorer.version() if isinstance(scorer, ModelScorer) else type(scorer).__name__
+    return scorer.version() if isinstance(scorer, ModelScorer) else _by_settings(scorer)
+
+
+def _by_settings(scorer: Scorer) -> str:
+    settings = json.dumps(dump(scorer), sort_keys=True, default=str)
+    return f"{type(scorer).__name__}/{hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()}"
 
 
 def _described(scorer: Scorer) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class Level(Scorer):
 
     bad: tuple[int, ...] = ()
     seconds: float = 0.0
-    calls: list[int] = dataclasses.field(default_factory=list)
+    calls: list[int] = dataclasses.field(default_factory=list, init=False)
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
         self.calls.append(len(samples))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unirl.reward.http.client import Server
@@ -15,7 +15,7 @@ from unirl.reward.scorers.remote import RemoteScorer
 
 
 @contextlib.contextmanager
-def live(scorers: dict[str, Scorer | ServedScorer], **settings: Any) -> Iterator[str]:
+def live(scorers: Mapping[str, Scorer | ServedScorer], **settings: Any) -> Iterator[str]:
     """The URL of a server of `scorers`."""
     served = {name: one if isinstance(one, ServedScorer) else ServedScorer(one) for name, one in scorers.items()}
     config = ServeConfig(served, port=settings.pop("port", 0), **settings)

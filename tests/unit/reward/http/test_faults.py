@@ -19,13 +19,14 @@ from tests.unit.reward.http.level import Level
 from tests.unit.reward.http.live import live, remote
 from tests.unit.reward.samples import answered, entry, service, wrote
 from tests.unit.reward.scorers.judge_server import Reply, Server, serving
+from unirl.reward.http import protocol
 from unirl.reward.scorer import ScorerInput, Unscored
 
 LISTING = json.dumps({"protocol": 1, "ready": True, "scorers": {"level": {"version": "1"}}}).encode()
 
 
-def said(results: Any, **more: Any) -> bytes:
-    return msgpack.packb({"protocol": 1, "versions": {"level": "1"}, "results": results, **more})
+def said(results: Any) -> bytes:
+    return protocol.packed({"protocol": 1, "versions": {"level": "1"}, "results": results})
 
 
 def scored(scores: dict[str, float]) -> bytes:
