@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from unirl.reward.http.other_python import OtherPython
 from unirl.reward.outcome import Outcome, isolate
 from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.time_limit import TimeLimited
@@ -79,7 +80,7 @@ class Lane:
         max_queue: int,
         done: Callable[[Batch], None],
     ) -> None:
-        self._scorers, self._max_batch, self._max_wait, self._max_queue = scorers, max_batch, max_wait, max_queue
+        self.scorers, self._max_batch, self._max_wait, self._max_queue = scorers, max_batch, max_wait, max_queue
         self._done = done
         self._queues: dict[tuple[str, _Shapes], collections.deque[_Waiting]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
@@ -130,8 +131,8 @@ class Lane:
             self._closed = True
             self._changed.notify()
         self._thread.join(seconds)
-        for scorer in self._scorers.values():
-            if isinstance(scorer, TimeLimited):
+        for scorer in self.scorers.values():
+            if isinstance(scorer, TimeLimited | OtherPython):
                 scorer.close()
 
     def _run(self) -> None:
@@ -170,7 +171,7 @@ class Lane:
             return key[0], batch
 
     def _outcomes(self, name: str, samples: list[ScorerInput]) -> list[Outcome]:
-        scorer = self._scorers[name]
+        scorer = self.scorers[name]
         try:
             return scorer.score(samples) if isinstance(scorer, TimeLimited) else isolate(name, scorer, samples)
         except Exception as error:  # noqa: BLE001 - a broken contract, a process that does not start: told, not fatal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class ServedScorer:
     """A scorer.
 
     time_limit, processes: as of a scorer in a run: the scorer then has processes of its own
+    python: another Python, in whose environment unirl is installed too; the scorer then runs there
     examples: the best first; every one must get a lower score than the one before it, or the server does not start
     """
 
@@ -46,9 +48,17 @@ class ServedScorer:
     time_limit: float | None = None
     processes: int = 1
     examples: tuple[Example, ...] = ()
+    python: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.python is not None and not (self.python.is_file() and os.access(self.python, os.X_OK)):
+            raise ValueError(f"python: {self.python} is no program")
         check_time_limit(self.scorer, self.time_limit, self.processes)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has processes of its own."""
+        return self.python is not None or self.limit is not None
 
     @property
     def limit(self) -> float | None:

@@ -33,7 +33,8 @@ from unirl.config.environment import secret
 from unirl.config.load import dump
 from unirl.reward.http import protocol, selftest
 from unirl.reward.http.batching import Batch, Closed, Lane, QueueFull
-from unirl.reward.http.config import ServeConfig
+from unirl.reward.http.config import ServeConfig, ServedScorer
+from unirl.reward.http.other_python import OtherPython
 from unirl.reward.model_scorer import ModelScorer
 from unirl.reward.outcome import Outcome
 from unirl.reward.scorer import Scorer, ScorerInput
@@ -100,13 +101,13 @@ class RewardServer:
     async def _load(self) -> None:
         """Lanes, models and examples; a scorer that fails ends the server."""
         scorers = self.config.scorers
-        shared = {name: served.scorer for name, served in scorers.items() if served.limit is None}
+        shared = {name: served.scorer for name, served in scorers.items() if not served.apart}
         if shared:
             lane = self._lane(dict(shared))
             self._lanes.update(dict.fromkeys(shared, lane))
         for name, served in scorers.items():
-            if served.limit is not None:
-                self._lanes[name] = self._lane({name: TimeLimited(name, served.scorer, served.limit, served.processes)})
+            if served.apart:
+                self._lanes[name] = self._lane({name: _apart(name, served)})
         for name in scorers:
             try:
                 version = await self._version(name)
@@ -122,10 +123,12 @@ class RewardServer:
 
     async def _version(self, name: str) -> str:
         """Found on the thread that will run the scorer; what has a time limit is loaded by its own processes only."""
-        served = self.config.scorers[name]
-        if served.limit is not None:
+        lane, served = self._lanes[name], self.config.scorers[name]
+        if isinstance(runner := lane.scorers[name], OtherPython):
+            return await asyncio.wrap_future(lane.call(lambda: runner.version))
+        if isinstance(runner, TimeLimited):
             return _by_settings(served.scorer)
-        return await asyncio.wrap_future(self._lanes[name].call(lambda: version_of(served.scorer)))
+        return await asyncio.wrap_future(lane.call(lambda: version_of(served.scorer)))
 
     def _lane(self, scorers: dict[str, Scorer | TimeLimited]) -> Lane:
         return Lane(
@@ -284,6 +287,15 @@ class _Figures:
         self.samples.labels(batch.scorer, "score").inc(len(batch.outcomes) - failed)
         self.sizes.labels(batch.scorer).observe(len(batch.outcomes))
         self.seconds.labels(batch.scorer).observe(batch.seconds)
+
+
+def _apart(name: str, served: ServedScorer) -> TimeLimited | OtherPython:
+    """What runs a scorer that has processes of its own."""
+    if served.python is not None:
+        section = dump(served) | {"python": None, "examples": []}
+        return OtherPython(name, served.python, section)
+    assert served.limit is not None
+    return TimeLimited(name, served.scorer, served.limit, served.processes)
 
 
 def version_of(scorer: Scorer) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 import time
 
 from unirl.reward.scorer import Scorer, ScorerInput, Unscored
@@ -26,3 +28,13 @@ class Level(Scorer):
         while 202 in levels:
             pass
         return [{200: Unscored("no level"), 201: math.inf}.get(level, level / 7) for level in levels]
+
+
+@dataclasses.dataclass(frozen=True)
+class Process(Scorer):
+    """The id of the process, where it runs under the prefix that the text names; the text "end" ends it."""
+
+    def score(self, samples: list[ScorerInput]) -> list[float]:
+        if any(sample.text == "end" for sample in samples):
+            os._exit(3)
+        return [float(os.getpid()) if sample.text == sys.prefix else 0.0 for sample in samples]
