@@ -2,10 +2,11 @@
 
 RemoteScorer -> client.py -> msgpack (protocol.py) -> server.py -> batching.py -> scorer -> the way back
 
-protocol.py   what goes over the wire: samples there, outcomes back; no pickle
-client.py     chunks, bounded retries, several servers
-config.py     what a server reads: scorers, address, limits
-batching.py   threads that own a scorer's device, and batches for them
-selftest.py   a scorer must order its examples before it is served
-server.py     the end points
+protocol.py       what goes over the wire: samples there, outcomes back; no pickle
+client.py         chunks, bounded retries, several servers
+config.py         what a server reads: scorers, address, limits
+batching.py       threads that own a scorer's device, and batches for them
+selftest.py       a scorer must order its examples before it is served
+other_python.py   a scorer of another environment
+server.py         the end points
 """

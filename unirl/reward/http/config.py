@@ -40,7 +40,7 @@ class ServedScorer:
     """A scorer.
 
     time_limit, processes: as of a scorer in a run: the scorer then has processes of its own
-    python: another Python, in whose environment unirl is installed too; the scorer then runs there
+    python: another Python, in whose environment unirl[serve] is installed too; the scorer then runs there
     examples: the best first; every one must get a lower score than the one before it, or the server does not start
     """
 

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from unirl.reward.http.client import Server
-from unirl.reward.scorer import Scorer, ScorerInput
+from unirl.reward.scorer import Scorer, ScorerInput, Unscored
 
 _START_SECONDS = 600.0  # for imports and models
 _CALL_SECONDS = 3600.0
 _END_SECONDS = 10.0
+_LINGER_SECONDS = 0.2  # a connection breaks a moment before the process is gone
 
 
 class OtherPython(Scorer):
@@ -48,7 +49,8 @@ class OtherPython(Scorer):
         for _ in range(2):
             running = self._alive()
             scores = running.server.scores(self._name, running.version, samples)
-            if running.exit_code() is None:
+            failed = any(isinstance(score, Unscored) for score in scores)
+            if not failed or running.exit_code(_LINGER_SECONDS) is None:
                 return scores
         raise RuntimeError(f"the process under {self._python} ended with exit code {running.exit_code()}")
 
@@ -89,10 +91,10 @@ class _Running:
             self.stop()
             raise RuntimeError(f"scorer {name} does not load under {python}: {error}") from error
 
-    def exit_code(self) -> int | None:
-        """None while it runs. A connection breaks a moment before the process is gone."""
+    def exit_code(self, wait: float = 0.0) -> int | None:
+        """None while it runs, and still does after `wait` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(0.05)
+            return self._process.wait(wait)
         return None
 
 

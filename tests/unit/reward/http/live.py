@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from unirl.reward.http.client import Server
@@ -29,6 +33,19 @@ def live(scorers: Mapping[str, Scorer | ServedScorer], **settings: Any) -> Itera
             server.stop()
             thread.join(20)
             assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def command(folder: Path, served: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`unirl serve-reward` of this YAML in a process of its own, and its URL."""
+    (folder / "serve.yaml").write_text(served)
+    words = [sys.executable, "-m", "unirl.cli", "serve-reward", str(folder / "serve.yaml"), f"port={port}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().split(" on ")[1].strip()
+        finally:
+            process.kill()
 
 
 def remote(url: str, scorer: str = "level", version: str | None = None, **settings: Any) -> RemoteScorer:

@@ -27,7 +27,7 @@ class Dot(ModelScorer):
     def load(self, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
         self.loads.append(self.checkpoint)
         model = torch.nn.Linear(3, 1, bias=False)
-        model.load_state_dict(torch.load(self.checkpoint))
+        model.load_state_dict(torch.load(self.checkpoint, weights_only=True))
         return model.to(device, dtype).eval()
 
     def modules(self, loaded: Any) -> Iterable[torch.nn.Module]:

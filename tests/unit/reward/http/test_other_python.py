@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.reward.http.level import Process
-from tests.unit.reward.http.live import live, remote
+from tests.unit.reward.http.live import command, remote
 from tests.unit.reward.samples import wrote
 from unirl.reward.http.config import ServedScorer
 from unirl.reward.scorer import Unscored
@@ -38,8 +38,10 @@ def ended(pid: int) -> bool:
     return False
 
 
-def test_it_runs_there_comes_back_and_ends_with_the_server(other):
-    with live({"there": ServedScorer(Process(), python=other / "bin" / "python")}, max_batch=4) as url:
+def test_it_runs_there_comes_back_and_ends_with_a_server_that_is_killed(other, tmp_path):
+    target = "{_target_: tests.unit.reward.http.level.Process}"
+    served = f"scorers: {{there: {{scorer: {target}, python: {other / 'bin' / 'python'}}}}}"
+    with command(tmp_path, served) as (_, url):
         scorer = remote(url, "there", seconds_per_try=60.0, seconds_in_all=60.0, seconds_to_start=60.0)
         first, elsewhere = scorer.score([wrote(str(other)), wrote(sys.prefix)])
         assert first not in (0.0, os.getpid())
@@ -56,6 +58,6 @@ def test_it_runs_there_comes_back_and_ends_with_the_server(other):
     assert ended(int(innocent))
 
 
-def test_a_python_that_is_not_there_or_has_no_unirl_is_refused(tmp_path):
+def test_a_python_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is no program"):
         ServedScorer(Process(), python=tmp_path / "python")

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -19,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.unit.reward.http.level import Level
-from tests.unit.reward.http.live import remote
+from tests.unit.reward.http.live import command, remote
 from tests.unit.reward.samples import Rule, entry, generated, service
 from unirl.config.compose import compose
 from unirl.config.error import ConfigError
@@ -38,19 +33,6 @@ port: 0
 """
 
 
-@contextlib.contextmanager
-def command(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`unirl serve-reward` in a process of its own, and its URL."""
-    (folder / "serve.yaml").write_text(SERVED)
-    words = [sys.executable, "-m", "unirl.cli", "serve-reward", str(folder / "serve.yaml"), f"port={port}"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline().split(" on ")[1].strip()
-        finally:
-            process.kill()
-
-
 def complaint(*examples: Example, scorer: Level | Rule) -> str | None:
     """Why the server of a scorer with these examples has ended."""
     config = ServeConfig({"s": ServedScorer(scorer, examples=examples)}, port=0)
@@ -63,14 +45,14 @@ def complaint(*examples: Example, scorer: Level | Rule) -> str | None:
 def test_a_server_that_is_killed_and_started_again_costs_no_sample(tmp_path):
     sample = generated([f"prompt {row}" for row in range(60)])
     with contextlib.ExitStack() as second:
-        with command(tmp_path) as (process, url):
+        with command(tmp_path, SERVED) as (process, url):
             rewards = service(r=remote(url, chunk=1, concurrency=2, tries=12, pause=0.3, seconds_in_all=60.0))
 
             def restart() -> None:
                 time.sleep(0.3)
                 process.kill()
                 process.wait()
-                second.enter_context(command(tmp_path, port=int(url.rpartition(":")[2])))
+                second.enter_context(command(tmp_path, SERVED, port=int(url.rpartition(":")[2])))
 
             thread = threading.Thread(target=restart)
             thread.start()
@@ -84,7 +66,7 @@ def test_a_server_that_is_killed_and_started_again_costs_no_sample(tmp_path):
 
 
 def test_the_command_composes_its_file_and_ends_on_ctrl_c(tmp_path):
-    with command(tmp_path) as (process, url):
+    with command(tmp_path, SERVED) as (process, url):
         picture = np.zeros((8, 8, 3), np.uint8)
         assert 0 <= remote(url, "digit", seconds_to_start=60.0).score([entry(picture, digit=3)])[0] <= 1
         process.send_signal(signal.SIGINT)
