@@ -13,6 +13,7 @@ import torch
 from benchmarks.ar_step import SideName, TextCost, TextWorkload, measure_text
 from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
+from benchmarks.reward_wire import measure_wire, served
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
 from unirl.models.tiny_language import TinyLM
@@ -31,6 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         diffusion(Path(folder))
         language(Path(folder))
+    rewards()
 
 
 def diffusion(folder: Path) -> None:
@@ -62,6 +64,17 @@ def language(folder: Path) -> None:
     )
     text_rows("Qwen3 of 0.6M, 32 x 32", fixed, repeats=2 * REPEATS)
     text_rows("SmolLM2, LoRA, 32 x <= 64", uneven, repeats=1)
+
+
+def rewards() -> None:
+    """A reward server beside the same scorer in the process."""
+    print("\nMilliseconds for a picture, from a scorer that reads its bytes: in the process, and over HTTP (loopback)")
+    print(f"{'':<24} {'local':>8} {'HTTP':>8} {'on the way':>11}")
+    with served() as url:
+        for size, count in ((512, 1), (512, 64), (1024, 1), (1024, 32)):
+            cost = measure_wire(url, size, count)
+            name = f"{count} of {size} x {size}"
+            print(f"{name:<24} {cost.local:8.2f} {cost.remote:8.2f} {cost.remote - cost.local:11.2f}", flush=True)
 
 
 def rendered(checkpoint: Path, question: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import unirl
-from unirl.config.compose import composed_yaml
+from unirl.config.compose import compose, composed_yaml
 from unirl.config.error import ConfigError, refusals
-from unirl.config.load import dump
+from unirl.config.load import dump, load
 from unirl.config.recipes import shipped_recipes
 from unirl.config.run import load_recipe, prepare_process
 
@@ -112,6 +113,29 @@ def export(run: Path, folder: Path, step: int | None, weights: Literal["live", "
     print(folder)
 
 
+def serve_reward(config: str, overrides: list[str]) -> int:
+    """Serve scorers over HTTP, to any number of runs."""
+    prepare_process()
+    from unirl.reward.http.config import ServeConfig
+
+    served = load(ServeConfig, compose(config, overrides))
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serve-reward needs {', '.join(missing)}: pip install 'unirl[serve]'")
+    from unirl.reward.http.server import RewardServer, listening_socket
+
+    with listening_socket(served) as listener:
+        server = RewardServer(served)
+        host, port = listener.getsockname()[:2]
+        print(
+            f"serving {', '.join(served.scorers)} on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True
+        )
+        server.run(listener)
+    if server.failure is not None:
+        sys.stderr.write(f"error: {server.failure}\n")
+    return 0 if server.failure is None else 1
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -171,6 +195,9 @@ COMMANDS = {
         ),
     ),
     "report": Command(report, (RUN,)),
+    "serve-reward": Command(
+        serve_reward, (Argument("config", {"help": "a YAML file: docs/rewards-service.md"}), OVERRIDES)
+    ),
     "export": Command(
         export,
         (

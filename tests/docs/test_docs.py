@@ -70,5 +70,5 @@ def test_the_recipe_that_a_page_writes_is_accepted(page: Path, tmp_path: Path) -
 
 
 def test_the_readme_lists_every_command() -> None:
-    listed = re.findall(r"^\| `unirl (\w+)", (ROOT / "README.md").read_text("utf-8"), flags=re.MULTILINE)
+    listed = re.findall(r"^\| `unirl ([\w-]+)", (ROOT / "README.md").read_text("utf-8"), flags=re.MULTILINE)
     assert listed == list(COMMANDS)

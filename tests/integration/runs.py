@@ -10,6 +10,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unirl.config.run import load_recipe
 from unirl.models.tiny import TinySD3
 from unirl.train.checkpoint import CheckpointStore
@@ -114,3 +116,14 @@ def state(output: Path) -> dict[str, Any]:
     checkpoint = store.latest()
     assert checkpoint is not None
     return store.load(checkpoint, "cpu")["backend"]
+
+
+def assert_equal(a: Any, b: Any, path: str = "state") -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            assert_equal(a[key], b[key], f"{path}.{key}")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), path
+    else:
+        assert a == b, path

@@ -10,12 +10,10 @@ import sys
 import time
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from tests.integration.runs import RECIPES, metrics, overrides, processes, start, state
+from tests.integration.runs import RECIPES, assert_equal, metrics, overrides, processes, start, state
 from unirl.config.error import ConfigError
 from unirl.observability.metrics import MetricsLog
 
@@ -36,17 +34,6 @@ def finish(context: ForkServerContext, kind: str, output: Path, steps: int = 6) 
     process.join(120)
     assert process.exitcode == 0
     return time.monotonic() - began
-
-
-def assert_equal(a: Any, b: Any, path: str = "state") -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            assert_equal(a[key], b[key], f"{path}.{key}")
-    elif isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), path
-    else:
-        assert a == b, path
 
 
 @pytest.mark.parametrize(

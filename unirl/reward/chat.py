@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import email.utils
 import json
 import random
 import time
-import urllib.parse
 from typing import Any
 
 import httpx
 
 from unirl.config.environment import secret
+from unirl.reward.tries import FailedTry, Tries, answer, check_tries, check_url, client, excerpt
 
 _MOST_BYTES = 1 << 20  # of a reply
-_LONGEST_PAUSE = 60.0
-_PASSING = (408, 425, 429)  # besides 5xx: answers that may be another one next time
 _OURS = ("messages", "model", "n", "stream")
 
 
@@ -56,21 +53,11 @@ class Chat:
     concurrency: int = 16
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("url holds a user or a password, which config.yaml would show: name a token_variable")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url must read like http://127.0.0.1:8000/v1, got {self.url!r}")
+        check_url(self.url, "http://127.0.0.1:8000/v1")
         taken = sorted(set(_OURS) & set(self.request))
         if taken:
             raise ValueError(f"request must leave {taken} to Chat: model has a field of its own")
-        if self.tries < 1 or self.concurrency < 1:
-            raise ValueError(f"tries and concurrency must be at least 1, got {self.tries} and {self.concurrency}")
-        if not (self.pause >= 0 and self.seconds_per_try > 0 and self.seconds_in_all > 0):
-            raise ValueError(
-                "pause must be at least 0, seconds_per_try and seconds_in_all above it, got "
-                f"{self.pause}, {self.seconds_per_try} and {self.seconds_in_all}"
-            )
+        check_tries(self.tries, self.concurrency, self.pause, self.seconds_per_try, self.seconds_in_all)
         if self.token_variable is not None:
             secret(self.token_variable)
 
@@ -79,12 +66,8 @@ class Chat:
         return asyncio.run(self._replies(messages))
 
     async def _replies(self, messages: list[str]) -> list[str | NoReply]:
-        token = None if self.token_variable is None else secret(self.token_variable)
-        # No compression: a small reply must not become a large one.
-        headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
-        async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as client:
-            slots, deadline = asyncio.Semaphore(self.concurrency), time.monotonic() + self.seconds_in_all
-            call = _Call(self, client, slots, deadline, token)
+        async with client(self.token_variable) as http:
+            call = _Call(self, http, asyncio.Semaphore(self.concurrency), time.monotonic() + self.seconds_in_all)
             return await asyncio.gather(*(call.reply(message) for message in messages))
 
 
@@ -96,95 +79,28 @@ class _Call:
     client: httpx.AsyncClient
     slots: asyncio.Semaphore
     deadline: float
-    token: str | None
 
     async def reply(self, message: str) -> str | NoReply:
+        chat, chance = self.chat, random.Random(message)  # not the global one, whose state a run keeps
+        tries = Tries(chat.tries, chat.pause, chat.seconds_per_try, chat.seconds_in_all, self.deadline)
+        body = {**chat.request, "model": chat.model, "messages": [{"role": "user", "content": message}]}
+        request = self.client.build_request("POST", f"{chat.url.rstrip('/')}/chat/completions", json=body)
+
+        async def once(_attempt: int, seconds: float) -> str:
+            return _text(await answer(self.client, request, seconds, _MOST_BYTES))
+
         async with self.slots:
             try:
-                return await self._tried(message)
-            except _Failed as failed:
-                return NoReply(f"{self.chat.url}: {failed}")
-
-    async def _tried(self, message: str) -> str:
-        chat, chance = self.chat, random.Random(message)  # not the global one, whose state a run keeps
-        for attempt in range(1, chat.tries + 1):
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                raise _Failed(f"not asked: the time for all messages, {chat.seconds_in_all:g} s, is over")
-            try:
-                return await self._once(message, min(left, chat.seconds_per_try))
-            except _Failed as failed:
-                cause = f"{failed} (try {attempt} of {chat.tries})"
-                if not failed.passing or attempt == chat.tries:
-                    raise _Failed(cause) from failed
-                pause = min(chat.pause * 2 ** (attempt - 1), _LONGEST_PAUSE) * chance.uniform(0.5, 1)
-                pause = pause if failed.retry_after is None else failed.retry_after
-            if time.monotonic() + pause >= self.deadline:
-                raise _Failed(
-                    f"{cause}; the next, in {pause:.3g} s, would be too late for the {chat.seconds_in_all:g} s"
-                )
-            await asyncio.sleep(pause)
-        raise AssertionError("the last try returns or raises")
-
-    async def _once(self, message: str, seconds: float) -> str:
-        chat = self.chat
-        body = {**chat.request, "model": chat.model, "messages": [{"role": "user", "content": message}]}
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self.client.stream("POST", f"{chat.url.rstrip('/')}/chat/completions", json=body) as response,
-            ):
-                content = await _limited(response)
-        except TimeoutError:
-            raise _Failed(f"no reply within {seconds:.3g} s", passing=True) from None
-        except httpx.RequestError as error:
-            raise _Failed(f"{type(error).__name__}: {error}", passing=True) from error
-        if self.token is not None:
-            content = content.replace(self.token.encode(), b"***")  # servers repeat it when they refuse it
-        status = response.status_code
-        if status != httpx.codes.OK:
-            passing = status in _PASSING or status >= 500
-            raise _Failed(f"status {status}: {_excerpt(content)}", passing=passing, retry_after=_retry_after(response))
-        return _text(content)
-
-
-class _Failed(Exception):
-    """Of one try. passing: another may go well, after `retry_after` seconds if the server says so."""
-
-    def __init__(self, cause: str, *, passing: bool = False, retry_after: float | None = None) -> None:
-        super().__init__(cause)
-        self.passing, self.retry_after = passing, retry_after
-
-
-async def _limited(response: httpx.Response) -> bytes:
-    content = bytearray()
-    async for chunk in response.aiter_bytes():
-        content += chunk
-        if len(content) > _MOST_BYTES:
-            raise _Failed(f"a reply of more than {_MOST_BYTES} bytes")
-    return bytes(content)
+                return await tries.first_success(once, chance)
+            except FailedTry as failed:
+                return NoReply(f"{chat.url}: {failed}")
 
 
 def _text(content: bytes) -> str:
     try:
         text = json.loads(content)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise _Failed(f"no chat completion: {_excerpt(content)}") from None
+        raise FailedTry(f"no chat completion: {excerpt(content)}") from None
     if not isinstance(text, str):
-        raise _Failed(f"a chat completion without text: {_excerpt(content)}")
+        raise FailedTry(f"a chat completion without text: {excerpt(content)}")
     return text
-
-
-def _excerpt(content: bytes) -> str:
-    return repr(content[:300].decode(errors="replace"))
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds from now; None where the header is not there, or is neither a number nor a date."""
-    if "retry-after" not in response.headers:
-        return None
-    value = response.headers["retry-after"].strip()
-    if value.isascii() and value.isdigit():
-        return float(value)
-    date = email.utils.parsedate_tz(value)
-    return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())

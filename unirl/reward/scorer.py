@@ -91,6 +91,9 @@ class Scorer(ABC):
         May raise: the service then finds the samples that are to blame.
         """
 
+    def connect(self) -> None:  # noqa: B027 - most scorers need nobody else
+        """Called when a run starts: ValueError where a server that it needs is not there or serves something else."""
+
     def prepare(self) -> None:  # noqa: B027 - most scorers have nothing to load
         """Load now what the first `score` would load: under a time limit, that is no sample's time."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import pickle
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,7 +19,7 @@ from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.reward.outcome import Outcome, isolate
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
-from unirl.reward.time_limit import TimeLimited
+from unirl.reward.time_limit import TimeLimited, check_time_limit
 from unirl.types.media import to_uint8
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
@@ -49,14 +48,7 @@ class WeightedScorer:
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
             raise ValueError(f"the weight of a scorer must be finite, got {self.weight}")
-        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
-            raise ValueError(f"time_limit must be positive seconds, or null for none, got {self.time_limit}")
-        if self.processes < 1:
-            raise ValueError(f"processes must be at least 1, got {self.processes}")
-        if self.limit is not None:
-            _check_sendable(self.scorer)
-        elif self.processes > 1:
-            raise ValueError(f"processes={self.processes} takes effect under a time_limit only: give one, in seconds")
+        check_time_limit(self.scorer, self.time_limit, self.processes)
 
     @property
     def limit(self) -> float | None:
@@ -95,21 +87,6 @@ class RewardConfig:
         return {name: weighted.weight if weighted.counts else 0.0 for name, weighted in self.scorers.items()}
 
 
-def _check_sendable(scorer: Scorer) -> None:
-    kind = type(scorer)
-    try:
-        pickle.dumps(scorer)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"a time limit runs {kind.__name__} in another process, and it cannot go there: {error}"
-        ) from None
-    if kind.__module__ == "__main__":
-        raise ValueError(
-            f"a time limit runs {kind.__name__} in another process, which cannot import it from the main program: "
-            "define it in a module"
-        )
-
-
 class RewardService(Remote):
     """Scores the frontier of a Sample."""
 
@@ -120,6 +97,8 @@ class RewardService(Remote):
             for name, weighted in config.scorers.items()
             if weighted.limit is not None
         }
+        for name, weighted in config.scorers.items():
+            _connect(name, weighted)
 
     def close(self) -> None:
         """End the processes of the scorers that have a time limit."""
@@ -175,6 +154,15 @@ class RewardService(Remote):
             f"{len(invalid)} of {count} samples have no reward, more than max_invalid={self.config.max_invalid:g} "
             f"allows. Failed: {counts}. First cause: {first.cause}"
         ) from first.error
+
+
+def _connect(name: str, weighted: WeightedScorer) -> None:
+    try:
+        weighted.scorer.connect()
+    except ValueError as error:
+        if weighted.counts:
+            raise ValueError(f"scorer {name}: {error}") from error
+        _log.warning("scorer %s, which is only logged, has no scores so far: %s", name, error)
 
 
 def scorer_inputs(sample: Sample) -> list[ScorerInput]:

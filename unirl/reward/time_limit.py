@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -27,6 +28,33 @@ from unirl.reward.scorer import Scorer, ScorerInput
 _log = logging.getLogger(__name__)
 _START_SECONDS = 300.0  # for imports and models, which are no sample's fault
 _END_SECONDS = 30.0  # for a process that was killed to be gone
+
+
+def check_time_limit(scorer: Scorer, time_limit: float | None, processes: int) -> None:
+    """ValueError for settings that cannot be, and for a scorer that cannot go to another process where it would."""
+    if time_limit is not None and not 0 < time_limit < math.inf:
+        raise ValueError(f"time_limit must be positive seconds, or null for none, got {time_limit}")
+    if processes < 1:
+        raise ValueError(f"processes must be at least 1, got {processes}")
+    if time_limit is not None or scorer.time_limit is not None:
+        _check_sendable(scorer)
+    elif processes > 1:
+        raise ValueError(f"processes={processes} takes effect under a time_limit only: give one, in seconds")
+
+
+def _check_sendable(scorer: Scorer) -> None:
+    kind = type(scorer)
+    try:
+        pickle.dumps(scorer)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"a time limit runs {kind.__name__} in another process, and it cannot go there: {error}"
+        ) from None
+    if kind.__module__ == "__main__":
+        raise ValueError(
+            f"a time limit runs {kind.__name__} in another process, which cannot import it from the main program: "
+            "define it in a module"
+        )
 
 
 class TimeLimited:

@@ -1,4 +1,4 @@
-"""A real HTTP server on the loopback that plays an OpenAI-compatible endpoint by a script."""
+"""A real HTTP server on the loopback that plays an OpenAI-compatible endpoint, or another, by a script."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Reply:
     delay: float = 0.0
     reset: bool = False
     drip: float | None = None
+    length: int | None = None
 
     @property
     def encoded(self) -> bytes:
@@ -43,17 +44,27 @@ class Server:
     most_at_once: int = 0
 
 
+def last_message(body: dict[str, Any]) -> str:
+    return body["messages"][-1]["content"]
+
+
 @contextlib.contextmanager
-def serving(script: Callable[[str, int], Reply]) -> Iterator[Server]:
-    """`script` takes the message and how often it was asked before."""
+def serving(
+    script: Callable[[str, int], Reply],
+    *,
+    parsed: Callable[[bytes], dict[str, Any]] = json.loads,
+    message_of: Callable[[dict[str, Any]], str] = last_message,
+    page: bytes = b"",
+) -> Iterator[Server]:
+    """`script` takes the message and how often it was asked before; a GET of any path gets `page`."""
     lock, seen, stop = threading.Lock(), dict[str, int](), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            message = body["messages"][-1]["content"]
+            body = parsed(self.rfile.read(int(self.headers["Content-Length"])))
+            message = message_of(body)
             with lock:
                 before = seen[message] = seen.get(message, -1) + 1
                 server.requests.append({"path": self.path, **body})
@@ -61,6 +72,12 @@ def serving(script: Callable[[str, int], Reply]) -> Iterator[Server]:
                 server.now += 1
                 server.most_at_once = max(server.most_at_once, server.now)
             self._send(script(message, before))
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
 
         def _send(self, reply: Reply) -> None:
             stop.wait(reply.delay)
@@ -76,7 +93,7 @@ def serving(script: Callable[[str, int], Reply]) -> Iterator[Server]:
                 self.send_response(reply.status)
                 for name, value in reply.headers:
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(reply.encoded)))
+                self.send_header("Content-Length", str(len(reply.encoded) if reply.length is None else reply.length))
                 self.end_headers()
                 for byte in [reply.encoded] if reply.drip is None else [bytes([b]) for b in reply.encoded]:
                     self.wfile.write(byte)
