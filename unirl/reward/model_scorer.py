@@ -84,8 +84,13 @@ class ModelScorer(Scorer):
         for module in self.modules(self._loaded):
             for name, value in sorted(module.state_dict().items()):
                 digest.update(name.encode())
-                digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return f"{type(self).__name__}/{digest.hexdigest()}/{self.card.preprocessing}"
+                digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return f"{type(self).__name__}/{digest.hexdigest()}/{self.variant}"
+
+    @property
+    def variant(self) -> str:
+        """The preprocessing, with the settings of it that change the score."""
+        return self.card.preprocessing
 
     @functools.cached_property
     def _loaded(self) -> Any:
