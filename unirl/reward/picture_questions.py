@@ -136,6 +136,16 @@ class PictureQuestions(ModelScorer):
         answered = self._answered(loaded, samples)
         return [row if isinstance(row, Unscored) else self.combined(row) for row in answered]
 
+    @property
+    def variant(self) -> str:
+        sizes = f"{self.min_pixels or ''}..{self.max_pixels or ''}px"
+        return f"{self.card.preprocessing}-{sizes}-{self.dtype}-{self.form}"
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """What else decides the score, in a word."""
+
     def _family(self) -> VisionLanguage:
         # With its tower inside: what `modules` hashes is the whole model.
         sizes: dict[str, Any] = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}

@@ -49,6 +49,10 @@ class GenEval2(PictureQuestions):
         if self.mean not in ("arithmetic", "geometric"):
             raise ValueError(f"mean must be arithmetic or geometric, got {self.mean!r}")
 
+    @property
+    def form(self) -> str:
+        return self.mean
+
     def questions(self, sample: ScorerInput) -> list[Question]:
         rows = sample.given(self.questions_key)
         if not isinstance(rows, list) or not rows:

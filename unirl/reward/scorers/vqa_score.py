@@ -38,6 +38,10 @@ class VQAScore(PictureQuestions):
         if self.wording not in ("t2v_metrics", "geneval2"):
             raise ValueError(f"wording must be t2v_metrics or geneval2, got {self.wording!r}")
 
+    @property
+    def form(self) -> str:
+        return self.wording
+
     def questions(self, sample: ScorerInput) -> list[Question]:
         if self.wording == "geneval2":
             text = f'Does this image show "{sample.prompt}"? Answer the question with Yes or No.'

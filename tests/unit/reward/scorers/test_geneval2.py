@@ -194,6 +194,9 @@ def test_the_version_follows_the_weights(checkpoint, tmp_path):
     same = dataclasses.replace(checkpoint.vqa_score)
     other = dataclasses.replace(same, checkpoint=str(write_model(tmp_path, "qwen3_vl", seed=1)))
     assert checkpoint.vqa_score.version() == same.version() != other.version()
+    assert same.version().endswith("/pil-mrope-..px-float32-t2v_metrics")
+    scaled = dataclasses.replace(checkpoint.geneval2, max_pixels=4096, mean="geometric")
+    assert scaled.variant == "pil-mrope-..4096px-float32-geometric"
 
 
 @pytest.mark.parametrize(
