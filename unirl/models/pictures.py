@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from unirl.models.pretrained import resolve
 from unirl.types.media import Media, to_uint8
@@ -27,6 +30,15 @@ def fitted(picture: Image, area: int, multiple: int = 32) -> tuple[int, int]:
     width = math.sqrt(area * aspect)
     height = width / aspect
     return round(height / multiple) * multiple, round(width / multiple) * multiple
+
+
+def png(picture: np.ndarray) -> bytes:
+    """A file of a picture `(H, W, 3)` uint8; every level is kept."""
+    from PIL.Image import fromarray
+
+    buffer = io.BytesIO()
+    fromarray(picture).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def processor_folder(checkpoint: str) -> Path:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import email.utils
 import json
 import random
 import time
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import numpy as np
 
 from unirl.config.environment import secret
+from unirl.models.pictures import png
 
 _MOST_BYTES = 1 << 20  # of a reply
 _LONGEST_PAUSE = 60.0
@@ -26,6 +30,17 @@ class NoReply:
     """Why a message has no reply."""
 
     cause: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Illustrated:
+    """A message with pictures `(H, W, 3)` uint8, which are sent as PNG and stand before its text."""
+
+    text: str
+    pictures: tuple[np.ndarray, ...]
+
+
+Message = str | Illustrated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +89,11 @@ class Chat:
         if self.token_variable is not None:
             secret(self.token_variable)
 
-    def replies(self, messages: list[str]) -> list[str | NoReply]:
+    def replies(self, messages: Sequence[Message]) -> list[str | NoReply]:
         """What the model replies to each message, in order, or why it does not. Each is a conversation of its own."""
         return asyncio.run(self._replies(messages))
 
-    async def _replies(self, messages: list[str]) -> list[str | NoReply]:
+    async def _replies(self, messages: Sequence[Message]) -> list[str | NoReply]:
         token = None if self.token_variable is None else secret(self.token_variable)
         # No compression: a small reply must not become a large one.
         headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
@@ -98,21 +113,22 @@ class _Call:
     deadline: float
     token: str | None
 
-    async def reply(self, message: str) -> str | NoReply:
+    async def reply(self, message: Message) -> str | NoReply:
         async with self.slots:
             try:
                 return await self._tried(message)
             except _Failed as failed:
                 return NoReply(f"{self.chat.url}: {failed}")
 
-    async def _tried(self, message: str) -> str:
-        chat, chance = self.chat, random.Random(message)  # not the global one, whose state a run keeps
+    async def _tried(self, message: Message) -> str:
+        chat, content = self.chat, _content(message)
+        chance = random.Random(message if isinstance(message, str) else message.text)  # not the run's own
         for attempt in range(1, chat.tries + 1):
             left = self.deadline - time.monotonic()
             if left <= 0:
                 raise _Failed(f"not asked: the time for all messages, {chat.seconds_in_all:g} s, is over")
             try:
-                return await self._once(message, min(left, chat.seconds_per_try))
+                return await self._once(content, min(left, chat.seconds_per_try))
             except _Failed as failed:
                 cause = f"{failed} (try {attempt} of {chat.tries})"
                 if not failed.passing or attempt == chat.tries:
@@ -126,26 +142,26 @@ class _Call:
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    async def _once(self, message: str, seconds: float) -> str:
+    async def _once(self, content: Any, seconds: float) -> str:
         chat = self.chat
-        body = {**chat.request, "model": chat.model, "messages": [{"role": "user", "content": message}]}
+        body = {**chat.request, "model": chat.model, "messages": [{"role": "user", "content": content}]}
         try:
             async with (
                 asyncio.timeout(seconds),
                 self.client.stream("POST", f"{chat.url.rstrip('/')}/chat/completions", json=body) as response,
             ):
-                content = await _limited(response)
+                reply = await _limited(response)
         except TimeoutError:
             raise _Failed(f"no reply within {seconds:.3g} s", passing=True) from None
         except httpx.RequestError as error:
             raise _Failed(f"{type(error).__name__}: {error}", passing=True) from error
         if self.token is not None:
-            content = content.replace(self.token.encode(), b"***")  # servers repeat it when they refuse it
+            reply = reply.replace(self.token.encode(), b"***")  # servers repeat it when they refuse it
         status = response.status_code
         if status != httpx.codes.OK:
             passing = status in _PASSING or status >= 500
-            raise _Failed(f"status {status}: {_excerpt(content)}", passing=passing, retry_after=_retry_after(response))
-        return _text(content)
+            raise _Failed(f"status {status}: {_excerpt(reply)}", passing=passing, retry_after=_retry_after(response))
+        return _text(reply)
 
 
 class _Failed(Exception):
@@ -154,6 +170,15 @@ class _Failed(Exception):
     def __init__(self, cause: str, *, passing: bool = False, retry_after: float | None = None) -> None:
         super().__init__(cause)
         self.passing, self.retry_after = passing, retry_after
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """Of a message, as the protocol writes it."""
+    if isinstance(message, str):
+        return message
+    urls = [f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}" for picture in message.pictures]
+    shown: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*shown, {"type": "text", "text": message.text}]
 
 
 async def _limited(response: httpx.Response) -> bytes:

@@ -53,7 +53,8 @@ def serving(script: Callable[[str, int], Reply]) -> Iterator[Server]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            message = body["messages"][-1]["content"]
+            content = body["messages"][-1]["content"]
+            message = content if isinstance(content, str) else content[-1]["text"]
             with lock:
                 before = seen[message] = seen.get(message, -1) + 1
                 server.requests.append({"path": self.path, **body})
