@@ -45,6 +45,12 @@ def check_checkpoint(checkpoint: str, *pipelines: str, index: str = "model_index
         check_class(checkpoint, found, pipelines)
 
 
+def check_hub_id(checkpoint: str) -> None:
+    """ValueError where what is no folder does not read like a hub id either."""
+    if not _HUB_ID.fullmatch(checkpoint):
+        raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name) nor random:NAME")
+
+
 def check_class(checkpoint: str, found: str, pipelines: tuple[str, ...]) -> None:
     """ValueError unless what a checkpoint holds is one of the classes."""
     if found not in pipelines:
@@ -150,6 +156,5 @@ def _held(checkpoint: str, index: str) -> str | None:
         return (
             saved["_class_name"] if index != _MODEL_INDEX else (saved.get("architectures") or [saved["model_type"]])[0]
         )
-    if not _HUB_ID.fullmatch(checkpoint):
-        raise ValueError(f"checkpoint {checkpoint!r} is neither a folder nor a hub id (owner/name) nor random:NAME")
+    check_hub_id(checkpoint)
     return None

@@ -10,7 +10,7 @@ from typing import Any
 import huggingface_hub
 import torch
 
-from unirl.models.pretrained import resolve
+from unirl.models.pretrained import check_hub_id, resolve
 
 
 def load_whole(kind: type[Any], checkpoint: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -60,9 +60,9 @@ def affine(state: Mapping[str, torch.Tensor], prefix: str, source: str) -> torch
 def check_file(checkpoint: str, name: str) -> None:
     """ValueError where `checkpoint` is a folder without the file `name`; a hub id is taken at its word."""
     folder = Path(checkpoint)
-    if not folder.is_dir() and folder.suffix:
-        raise ValueError(f"checkpoint {checkpoint!r} is no folder: give the one that holds {name}, or a hub id")
-    if folder.is_dir() and not (folder / name).is_file():
+    if not folder.is_dir():
+        check_hub_id(checkpoint)
+    elif not (folder / name).is_file():
         raise ValueError(f"checkpoint {checkpoint} holds no {name}: give the folder that does, or a hub id")
 
 
