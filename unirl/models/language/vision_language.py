@@ -20,7 +20,7 @@ from unirl.models.language.chat import Chat
 from unirl.models.language.parity import refuse_other_forwards, trial_tokens
 from unirl.models.language.trained import TrainedTokens
 from unirl.models.language.transformers_lm import TransformersLM, packed, refuse_length
-from unirl.models.pictures import source_pictures
+from unirl.models.pictures import as_pil, source_pictures
 from unirl.models.pretrained import check_checkpoint, check_class, resolve
 from unirl.models.sources import to_pil
 from unirl.types.condition import PromptTokens
@@ -120,10 +120,8 @@ class VisionLanguage(TransformersLM):
 
         A rest has a token at least: the one behind which the model answers.
         """
-        from PIL.Image import fromarray
-
         rows = [self._chat(bundle).opened((Message("user", (_PICTURE, text)),)) for text in texts]
-        cut = _cut(bundle, [fromarray(picture)])
+        cut = _cut(bundle, [as_pil(picture)])
         repeats = [_repeats(bundle, row, cut, text) for row, text in zip(rows, texts, strict=True)]
         columns = zip(*(row[:-1] for row in rows), strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))

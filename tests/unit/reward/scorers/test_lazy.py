@@ -26,12 +26,12 @@ def test_importing_every_scorer_loads_no_heavy_library():
 def test_constructing_every_scorer_loads_no_heavy_library():
     program = (
         f"{DEFER}"
-        "from unirl.reward.scorers import arithmetic, digits, geneval2, jpeg, json_valid, math_answer, ocr\n"
-        "from unirl.reward.scorers import pick_score, shapes, vqa_score\n"
+        "from unirl.reward.scorers import arithmetic, digits, geneval2, hps_v3, jpeg, json_valid, math_answer\n"
+        "from unirl.reward.scorers import ocr, pick_score, shapes, vqa_score\n"
         "made = [digits.DigitJudge(), digits.DigitDiversity(), jpeg.JpegCompressibility(), "
         "ocr.OcrEditSimilarity(), shapes.ColourShape(), math_answer.MathAnswer(), json_valid.JsonValid(), "
         "arithmetic.Arithmetic(), pick_score.PickScore(), pick_score.VideoPickScore(), "
-        "geneval2.GenEval2(), vqa_score.VQAScore()]\n"
+        "geneval2.GenEval2(), vqa_score.VQAScore(), hps_v3.HPSv3()]\n"
         f"{LOADED}"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
