@@ -45,6 +45,13 @@ class ScorerInput:
         return self.picture[None] if self.video is None else self.video
 
     @property
+    def sound(self) -> tuple[np.ndarray, int]:
+        """The audio `(channels, samples)` of a scorer that needs it, and its rate; ValueError without."""
+        if self.audio is None or self.audio_rate is None or not self.audio.size:
+            raise ValueError(f"{self.id} holds no sound, and this scorer scores sounds")
+        return self.audio, self.audio_rate
+
+    @property
     def written(self) -> str:
         """The text of a scorer that needs one; ValueError without."""
         if self.text is None:

@@ -48,7 +48,7 @@ _PARTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HPSv2(ModelScorer):
-    """`cos(prompt, picture)`: 0.2 to 0.35 as a rule, higher is better; papers print 100 times that.
+    """`cos(prompt, picture)`: 0.15 to 0.35 as a rule, higher is better; papers print 100 times that.
 
     Compares pictures of one prompt by one release only. A picture is scaled, as a tensor, until its longer side fits,
     and padded with black; a prompt is cut after 77 tokens. CLIP ViT-H/14, 986 M parameters, Apache-2.0.
@@ -61,7 +61,7 @@ class HPSv2(ModelScorer):
 
     card = Card(
         looks_at="image with prompt",
-        range="about 0.2 to 0.35",
+        range="about 0.15 to 0.35",
         unit="cosine",
         licence="Apache-2.0",
         checkpoints=("xswu/HPSv2",),

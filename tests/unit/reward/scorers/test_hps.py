@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from tests.unit.reward.samples import entry
@@ -37,6 +38,31 @@ def scorer(folders) -> HPSv2:
     return HPSv2(**folders)
 
 
+def published_shapes() -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights of open_clip's ViT-H-14."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "logit_scale": (),
+        "token_embedding.weight": (49408, 1024),
+        "positional_embedding": (77, 1024),
+        "text_projection": (1024, 1024),
+        "visual.class_embedding": (1280,),
+        "visual.positional_embedding": (257, 1280),
+        "visual.proj": (1280, 1024),
+        "visual.conv1.weight": (1280, 3, 14, 14),
+    }
+    norms = {"ln_final": 1024, "visual.ln_pre": 1280, "visual.ln_post": 1280}
+    for tower, width, layers in (("visual.transformer", 1280, 32), ("transformer", 1024, 24)):
+        for block in (f"{tower}.resblocks.{layer}" for layer in range(layers)):
+            norms |= {f"{block}.ln_1": width, f"{block}.ln_2": width}
+            shapes |= {f"{block}.attn.in_proj_weight": (3 * width, width), f"{block}.attn.in_proj_bias": (3 * width,)}
+            for part, out, into in (("attn.out_proj", 1, 1), ("mlp.c_fc", 4, 1), ("mlp.c_proj", 1, 4)):
+                shapes |= {
+                    f"{block}.{part}.weight": (out * width, into * width),
+                    f"{block}.{part}.bias": (out * width,),
+                }
+    return shapes | {f"{name}.{kind}": (width,) for name, width in norms.items() for kind in ("weight", "bias")}
+
+
 def levels(values: torch.Tensor) -> np.ndarray:
     """`(1, 3, side, side)` as the model takes it -> `(side, side, 3)` in 0..255."""
     return (values[0].permute(1, 2, 0).double().numpy() * STD + MEAN) * 255
@@ -56,6 +82,18 @@ def test_every_weight_of_open_clip_has_its_place_in_clip_model(scorer):
     own = scorer._loaded.model.state_dict()
     assert renamed.keys() == own.keys()
     assert all(torch.equal(renamed[name], own[name]) for name in own)
+
+
+def test_the_published_names_and_shapes_are_those_of_clip_model_at_its_published_size():
+    text = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    vision = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision | {"patch_size": 14}, projection_dim=1024)
+    with torch.device("meta"):
+        model = transformers.CLIPModel(config)
+        renamed = clip_names({name: torch.empty(shape) for name, shape in published_shapes().items()})
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    assert {name: value.shape for name, value in renamed.items()} == shapes
+    assert sum(value.numel() for value in renamed.values()) == 986_109_441
 
 
 def test_scores_do_not_depend_on_the_batch(scorer, folders):

@@ -26,11 +26,12 @@ def test_importing_every_scorer_loads_no_heavy_library():
 def test_constructing_every_scorer_loads_no_heavy_library():
     program = (
         f"{DEFER}"
-        "from unirl.reward.scorers import arithmetic, digits, geneval2, hps_v3, jpeg, json_valid, math_answer\n"
-        "from unirl.reward.scorers import ocr, pick_score, shapes, vqa_score\n"
+        "from unirl.reward.scorers import aesthetic, arithmetic, clap, clip_score, digits, geneval2, hps, hps_v3, "
+        "image_reward, jpeg, json_valid, math_answer, ocr, pick_score, shapes, vqa_score\n"
         "made = [digits.DigitJudge(), digits.DigitDiversity(), jpeg.JpegCompressibility(), "
         "ocr.OcrEditSimilarity(), shapes.ColourShape(), math_answer.MathAnswer(), json_valid.JsonValid(), "
-        "arithmetic.Arithmetic(), pick_score.PickScore(), pick_score.VideoPickScore(), "
+        "arithmetic.Arithmetic(), pick_score.PickScore(), pick_score.VideoPickScore(), hps.HPSv2(), "
+        "clip_score.CLIPScore(), aesthetic.LaionAesthetic(), image_reward.ImageReward(), clap.CLAPScore(), "
         "geneval2.GenEval2(), vqa_score.VQAScore(), hps_v3.HPSv3()]\n"
         f"{LOADED}"
     )
