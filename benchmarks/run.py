@@ -13,6 +13,7 @@ import torch
 from benchmarks.ar_step import SideName, TextCost, TextWorkload, measure_text
 from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
+from benchmarks.shared_questions import shared_questions
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
 from unirl.models.tiny_language import TinyLM
@@ -31,6 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         diffusion(Path(folder))
         language(Path(folder))
+    questions()
 
 
 def diffusion(folder: Path) -> None:
@@ -62,6 +64,18 @@ def language(folder: Path) -> None:
     )
     text_rows("Qwen3 of 0.6M, 32 x 32", fixed, repeats=2 * REPEATS)
     text_rows("SmolLM2, LoRA, 32 x <= 64", uneven, repeats=1)
+
+
+def questions() -> None:
+    """GenEval 2 on one picture, its questions in one row and each in its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        cost = pool.apply(shared_questions)
+    print("\nGenEval 2, a picture of 512 pixels with 7 questions, random Qwen3-VL, one thread: CPU milliseconds")
+    print(
+        f"  in one row {1000 * cost.shared:.0f}, one by one {1000 * cost.apart:.0f} ({cost.apart / cost.shared:.1f} x); "
+        f"probabilities differ by {cost.difference:.0e} at most",
+        flush=True,
+    )
 
 
 def rendered(checkpoint: Path, question: str) -> str:
