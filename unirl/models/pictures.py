@@ -40,7 +40,7 @@ def as_pil(picture: np.ndarray) -> Image:
 def png(picture: np.ndarray) -> bytes:
     """A file of a picture `(H, W, 3)` uint8; every level is kept."""
     buffer = io.BytesIO()
-    as_pil(picture).save(buffer, format="PNG")
+    as_pil(picture).save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
 
 

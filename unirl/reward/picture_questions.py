@@ -75,8 +75,13 @@ class Loaded:
             self.bundle, tokens[None].to(device), positions[None].to(device), layout.to(device), pictures=pictures
         )
         ends = (len(prompts.tokens) + lengths.cumsum(0) - 1).to(device)
-        rows = iter(self.family.logits(self.bundle, hidden[0, ends]).float().softmax(-1).cpu())
-        return [[float(next(rows)[right].double().sum()) for right in one.right] for one in asked]
+        right = [tokens for one in asked for tokens in one.right]
+        sizes = [len(tokens) for tokens in right]
+        rows = torch.arange(len(right)).repeat_interleave(torch.tensor(sizes)).to(device)
+        columns = torch.tensor([token for tokens in right for token in tokens], device=device)
+        found = self.family.logits(self.bundle, hidden[0, ends]).float().softmax(-1)[rows, columns].double()
+        sums = iter([float(each.sum()) for each in found.cpu().split(sizes)])
+        return [[next(sums) for _ in one.right] for one in asked]
 
     def _first_tokens(self, answers: tuple[str, ...]) -> list[int]:
         """Of each spelling, without repetition."""

@@ -152,6 +152,12 @@ def test_a_score_does_not_depend_on_the_batch(checkpoint, batch_size):
     )
 
 
+def test_bfloat16_is_near_float32(checkpoint):
+    half = dataclasses.replace(checkpoint.geneval2, dtype="bfloat16")
+    (rough,), (fine,) = half.probabilities([asked()]), checkpoint.geneval2.probabilities([asked()])
+    assert rough == pytest.approx(fine, rel=0.1)
+
+
 def test_other_prompts_and_pictures_score_differently(checkpoint):
     samples = [entry(picture, prompt) for picture in (PICTURE, noise(60, 90, seed=3)) for prompt in ("a cat", "")]
     scores = checkpoint.vqa_score.score([*samples, entry(PICTURE, "ein Kätzchen 猫 😀")])

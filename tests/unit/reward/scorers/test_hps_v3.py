@@ -173,6 +173,16 @@ def test_a_score_does_not_depend_on_the_batch(checkpoint, batch_size):
     assert len({round(score, 4) for score in alone}) == 5
 
 
+def test_the_head_is_of_float32_where_the_model_is_of_bfloat16(checkpoint):
+    half = dataclasses.replace(checkpoint.scorer, dtype="bfloat16")
+    loaded = half.load(torch.device("cpu"), torch.bfloat16)
+    assert {weight.dtype for weight in loaded.head.parameters()} == {torch.float32}
+    assert loaded.model.dtype == torch.bfloat16
+    assert half.score([entry(PICTURE, "a cat")]) == pytest.approx(
+        checkpoint.scorer.score([entry(PICTURE, "a cat")]), abs=0.1
+    )
+
+
 def test_swapped_prompts_score_differently(checkpoint):
     cat, dog = checkpoint.scorer.score([entry(PICTURE, "a cat"), entry(PICTURE, "a dog")])
     assert abs(cat - dog) > 1e-4
