@@ -72,7 +72,7 @@ def questions() -> None:
         cost = pool.apply(shared_questions)
     print("\nGenEval 2, a picture of 512 pixels with 7 questions, random Qwen3-VL, one thread: CPU milliseconds")
     print(
-        f"  in one row {1000 * cost.shared:.0f}, one by one {1000 * cost.apart:.0f} ({cost.apart / cost.shared:.1f} x); "
+        f"  in one row {1000 * cost.shared:.0f}, apart {1000 * cost.apart:.0f} ({cost.apart / cost.shared:.1f} x); "
         f"probabilities differ by {cost.difference:.0e} at most",
         flush=True,
     )
