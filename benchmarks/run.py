@@ -14,6 +14,7 @@ from benchmarks.ar_step import SideName, TextCost, TextWorkload, measure_text
 from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
 from benchmarks.reward_wire import measure_wire, served
+from benchmarks.shared_questions import shared_questions
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
 from unirl.models.tiny_language import TinyLM
@@ -33,6 +34,7 @@ def main() -> None:
         diffusion(Path(folder))
         language(Path(folder))
     rewards()
+    questions()
 
 
 def diffusion(folder: Path) -> None:
@@ -75,6 +77,18 @@ def rewards() -> None:
             cost = measure_wire(url, size, count)
             name = f"{count} of {size} x {size}"
             print(f"{name:<24} {cost.local:8.2f} {cost.remote:8.2f} {cost.remote - cost.local:11.2f}", flush=True)
+
+
+def questions() -> None:
+    """GenEval 2 on one picture, its questions in one row and each in its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        cost = pool.apply(shared_questions)
+    print("\nGenEval 2, a picture of 512 pixels with 7 questions, random Qwen3-VL, one thread: CPU milliseconds")
+    print(
+        f"  in one row {1000 * cost.shared:.0f}, apart {1000 * cost.apart:.0f} ({cost.apart / cost.shared:.1f} x); "
+        f"probabilities differ by {cost.difference:.0e} at most",
+        flush=True,
+    )
 
 
 def rendered(checkpoint: Path, question: str) -> str:

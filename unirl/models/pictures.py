@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from unirl.models.pretrained import resolve
 from unirl.types.media import Media, to_uint8
@@ -15,10 +18,8 @@ if TYPE_CHECKING:
 
 def source_pictures(prompts: Media) -> list[list[Image]]:
     """The pictures of each prompt, of which there may be none."""
-    from PIL.Image import fromarray
-
     sources = prompts.sources or [[] for _ in prompts.required_texts]
-    return [[fromarray(to_uint8(picture[None])[0].numpy()) for picture in pictures] for pictures in sources]
+    return [[as_pil(to_uint8(picture[None])[0].numpy()) for picture in pictures] for pictures in sources]
 
 
 def fitted(picture: Image, area: int, multiple: int = 32) -> tuple[int, int]:
@@ -27,6 +28,20 @@ def fitted(picture: Image, area: int, multiple: int = 32) -> tuple[int, int]:
     width = math.sqrt(area * aspect)
     height = width / aspect
     return round(height / multiple) * multiple, round(width / multiple) * multiple
+
+
+def as_pil(picture: np.ndarray) -> Image:
+    """A picture `(H, W, 3)` uint8 as image processors take it: of an array 3 pixels high they would guess its axes."""
+    from PIL.Image import fromarray
+
+    return fromarray(picture)
+
+
+def png(picture: np.ndarray) -> bytes:
+    """A file of a picture `(H, W, 3)` uint8; every level is kept."""
+    buffer = io.BytesIO()
+    as_pil(picture).save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
 
 
 def processor_folder(checkpoint: str) -> Path:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import json
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import numpy as np
 
 from unirl.config.environment import secret
+from unirl.models.pictures import png
 from unirl.reward.tries import FailedTry, Tries, answer, check_tries, check_url, client, excerpt
 
 _MOST_BYTES = 1 << 20  # of a reply
@@ -23,6 +27,17 @@ class NoReply:
     """Why a message has no reply."""
 
     cause: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Illustrated:
+    """A message with pictures `(H, W, 3)` uint8, which are sent as PNG and stand before its text."""
+
+    text: str
+    pictures: tuple[np.ndarray, ...]
+
+
+Message = str | Illustrated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +76,11 @@ class Chat:
         if self.token_variable is not None:
             secret(self.token_variable)
 
-    def replies(self, messages: list[str]) -> list[str | NoReply]:
+    def replies(self, messages: Sequence[Message]) -> list[str | NoReply]:
         """What the model replies to each message, in order, or why it does not. Each is a conversation of its own."""
         return asyncio.run(self._replies(messages))
 
-    async def _replies(self, messages: list[str]) -> list[str | NoReply]:
+    async def _replies(self, messages: Sequence[Message]) -> list[str | NoReply]:
         async with client(self.token_variable) as http:
             call = _Call(self, http, asyncio.Semaphore(self.concurrency), time.monotonic() + self.seconds_in_all)
             return await asyncio.gather(*(call.reply(message) for message in messages))
@@ -80,20 +95,32 @@ class _Call:
     slots: asyncio.Semaphore
     deadline: float
 
-    async def reply(self, message: str) -> str | NoReply:
-        chat, chance = self.chat, random.Random(message)  # not the global one, whose state a run keeps
+    async def reply(self, message: Message) -> str | NoReply:
+        chat = self.chat
+        chance = random.Random(message if isinstance(message, str) else message.text)  # not the run's own
         tries = Tries(chat.tries, chat.pause, chat.seconds_per_try, chat.seconds_in_all, self.deadline)
-        body = {**chat.request, "model": chat.model, "messages": [{"role": "user", "content": message}]}
-        request = self.client.build_request("POST", f"{chat.url.rstrip('/')}/chat/completions", json=body)
-
-        async def once(_attempt: int, seconds: float) -> str:
-            return _text(await answer(self.client, request, seconds, _MOST_BYTES))
 
         async with self.slots:
+            # In its turn: of many messages, only those under way are held with their pictures.
+            body = {**chat.request, "model": chat.model, "messages": [{"role": "user", "content": _content(message)}]}
+            request = self.client.build_request("POST", f"{chat.url.rstrip('/')}/chat/completions", json=body)
+
+            async def once(_attempt: int, seconds: float) -> str:
+                return _text(await answer(self.client, request, seconds, _MOST_BYTES))
+
             try:
                 return await tries.first_success(once, chance)
             except FailedTry as failed:
                 return NoReply(f"{chat.url}: {failed}")
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """Of a message, as the protocol writes it."""
+    if isinstance(message, str):
+        return message
+    urls = [f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}" for picture in message.pictures]
+    shown: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*shown, {"type": "text", "text": message.text}]
 
 
 def _text(content: bytes) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from unirl.data.pictures import read_picture
@@ -18,7 +20,7 @@ from unirl.models.language.chat import Chat
 from unirl.models.language.parity import refuse_other_forwards, trial_tokens
 from unirl.models.language.trained import TrainedTokens
 from unirl.models.language.transformers_lm import TransformersLM, packed, refuse_length
-from unirl.models.pictures import source_pictures
+from unirl.models.pictures import as_pil, source_pictures
 from unirl.models.pretrained import check_checkpoint, check_class, resolve
 from unirl.models.sources import to_pil
 from unirl.types.condition import PromptTokens
@@ -112,6 +114,23 @@ class VisionLanguage(TransformersLM):
         pairs = zip(prompts.required_texts, source_pictures(prompts), strict=True)
         rows, pictures = zip(*(self._prompt(bundle, text, own) for text, own in pairs), strict=True)
         return dataclasses.replace(packed(list(rows)), pictures=list(pictures))
+
+    def divided(self, bundle: Bundle, picture: np.ndarray, texts: list[str]) -> tuple[PromptTokens, list[list[int]]]:
+        """Prompts about one picture `(H, W, 3)` uint8: what all of them start with, the picture in it, and the rests.
+
+        A rest has a token at least: the one behind which the model answers.
+        """
+        rows = [self._chat(bundle).opened((Message("user", (_PICTURE, text)),)) for text in texts]
+        cut = _cut(bundle, [as_pil(picture)])
+        repeats = [_repeats(bundle, row, cut, text) for row, text in zip(rows, texts, strict=True)]
+        columns = zip(*(row[:-1] for row in rows), strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+        model: Any = bundle.transformer
+        assert model.config.image_token_id in rows[0][:shared], "the template sets pictures before the text"
+        start = packed([_expanded(rows[0][:shared], repeats[0][:shared])])
+        for text, row in zip(texts, rows, strict=True):
+            refuse_length(text, [*start.tokens.tolist(), *row[shared:]], self.max_prompt_tokens)
+        return dataclasses.replace(start, pictures=[cut]), [row[shared:] for row in rows]
 
     def conversation(self, bundle: Bundle, messages: Conversation, turns: Turns) -> TrainedTokens:
         row = self._chat(bundle).trained(messages, turns, self.end_tokens(bundle))

@@ -45,7 +45,8 @@ class Server:
 
 
 def last_message(body: dict[str, Any]) -> str:
-    return body["messages"][-1]["content"]
+    content = body["messages"][-1]["content"]
+    return content if isinstance(content, str) else content[-1]["text"]
 
 
 @contextlib.contextmanager

@@ -26,12 +26,13 @@ def test_importing_every_scorer_loads_no_heavy_library():
 def test_constructing_every_scorer_loads_no_heavy_library():
     program = (
         f"{DEFER}"
-        "from unirl.reward.scorers import aesthetic, arithmetic, clap, clip_score, digits, hps, image_reward, jpeg, "
-        "json_valid, math_answer, ocr, pick_score, shapes\n"
+        "from unirl.reward.scorers import aesthetic, arithmetic, clap, clip_score, digits, geneval2, hps, hps_v3, "
+        "image_reward, jpeg, json_valid, math_answer, ocr, pick_score, shapes, vqa_score\n"
         "made = [digits.DigitJudge(), digits.DigitDiversity(), jpeg.JpegCompressibility(), "
         "ocr.OcrEditSimilarity(), shapes.ColourShape(), math_answer.MathAnswer(), json_valid.JsonValid(), "
         "arithmetic.Arithmetic(), pick_score.PickScore(), pick_score.VideoPickScore(), hps.HPSv2(), "
-        "clip_score.CLIPScore(), aesthetic.LaionAesthetic(), image_reward.ImageReward(), clap.CLAPScore()]\n"
+        "clip_score.CLIPScore(), aesthetic.LaionAesthetic(), image_reward.ImageReward(), clap.CLAPScore(), "
+        "geneval2.GenEval2(), vqa_score.VQAScore(), hps_v3.HPSv3()]\n"
         f"{LOADED}"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
