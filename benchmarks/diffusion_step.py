@@ -23,6 +23,7 @@ from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.models.diffusion.sd3 import SD3
+from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
 from unirl.rollout.trainside import Trainside, TrainsideEngine
@@ -86,7 +87,7 @@ class Product:
             with_reference=False,
         )
         algorithm = FlowGRPO(clip_low=work.clip, clip_high=work.clip, kl_coef=0.0)
-        self._rollout = slab.spawn(TrainsideEngine, self.backend, Trainside())
+        self._rollout = slab.spawn(TrainsideEngine, self.backend, Trainside(), DiffusionPipeline)
         self._reward = slab.spawn(RewardService, RewardConfig({"brightness": WeightedScorer(Brightness())}))
         self._stack = slab.spawn(TrainStack, self.backend, algorithm, DiffusionGeometry(replay_batch=1), seed=0)
         self._sampling = DiffusionSamplingParams(

@@ -1,0 +1,37 @@
+"""What `make bench` measures does its step: each side of each workload, once and small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import ar_step, diffusion_step
+from benchmarks.ar_step import TextWorkload
+from benchmarks.bare_loop import Workload
+from unirl.distributed.group.placement import Placement
+from unirl.models.random_weights.sd3 import write
+from unirl.models.tiny_language import TinyLM
+
+SMALL = Workload(group=2, steps=3, trained=1)
+
+
+def test_both_sides_of_the_diffusion_benchmark_take_a_step(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "sd3")
+    with Placement(device="cpu").slab() as slab:
+        product = diffusion_step.Product(slab, checkpoint, SMALL)
+        before = product.backend.state()["version"]
+        product.step()
+        assert product.backend.state()["version"] == before + 1
+    diffusion_step.Bare(checkpoint, SMALL).step()
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_both_sides_of_the_language_benchmark_write_their_tokens(tmp_path: Path, lora: int | None) -> None:
+    family = TinyLM(layers=1, width=16, heads=2)
+    family.save(family.load(torch.device("cpu"), torch.float32), tmp_path / "model")
+    work = TextWorkload(tmp_path / "model", ("ab:", "c:"), group=2, max_new_tokens=4, lora=lora, endless=True)
+    with Placement(device="cpu").slab() as slab:
+        assert [cost.tokens for cost in ar_step.Product(slab, work).steps(2)] == [16.0, 16.0]
+    assert [cost.tokens for cost in ar_step.Bare(work).steps(1)] == [16.0]
