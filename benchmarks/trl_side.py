@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.ar_step import LORA_TARGETS, Side, TextCost, TextWorkload, share_of_vowels
@@ -38,6 +38,7 @@ class Peer(Side):
                 callbacks=[clock],
                 peft_config=lora,
             )
+            trainer.remove_callback(PrinterCallback)
             trainer.train()
         steps = [after - before for before, after in itertools.pairwise(clock.ends)]
         return [
