@@ -6,8 +6,6 @@ import dataclasses
 import functools
 from typing import Literal
 
-import torch
-
 from unirl.algorithms.base import Progress
 from unirl.algorithms.token_base import TokenAlgorithm
 from unirl.data.prompts import PromptRow, PromptSampler
@@ -17,11 +15,10 @@ from unirl.models.base import LanguageFamily
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import ARBackendConfig
-from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.critic import Critic
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import TokenGeometry
-from unirl.trainer.base import PolicyConfig, PolicyTrainer
+from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import Evaluation, judge
 from unirl.trainer.responses import OVERLONG, ResponseConfig, response_metrics
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
@@ -131,12 +128,11 @@ class ARTrainer(PolicyTrainer):
 
     def setup(self, slab: Slab) -> None:
         config = self.config
-        self.backend = slab.spawn(
-            FSDPBackend,
+        self.backend = spawn_backend(
+            slab,
+            config,
             config.model,
             config.train.backend,
-            device=torch.device(config.placement.device_type()),
-            seed=config.run.seed,
             total_steps=config.optimizer_steps,
             with_reference=config.algorithm.needs.reference,
         )

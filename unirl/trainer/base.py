@@ -13,16 +13,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, final
 
+import torch
+
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Placement, Slab
+from unirl.models.base import Family
 from unirl.observability.metrics import MetricsLog
 from unirl.observability.progress import ProgressLine
 from unirl.observability.report import write_report
 from unirl.observability.run_folder import RunFolder
 from unirl.observability.timing import PhaseTimer
 from unirl.observability.trackers import Trackers
+from unirl.train.backend.config import BackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
@@ -155,6 +159,27 @@ class Trainer(ABC):
         log.append(step, metrics)
         trackers.log(metrics, step)
         progress.update(step, metrics, self.timer.left(self._common.run.steps - step))
+
+
+def spawn_backend(
+    slab: Slab,
+    config: CommonConfig,
+    model: Family,
+    backend: BackendConfig[Any, Any],
+    *,
+    total_steps: int,
+    with_reference: bool = False,
+) -> Handle[FSDPBackend[Any, Any]]:
+    """The backend of a run in every rank of `slab`, on the run's device and seed. total_steps: optimizer steps."""
+    return slab.spawn(
+        FSDPBackend,
+        model,
+        backend,
+        device=torch.device(config.placement.device_type()),
+        seed=config.run.seed,
+        total_steps=total_steps,
+        with_reference=with_reference,
+    )
 
 
 class PolicyTrainer(Trainer):

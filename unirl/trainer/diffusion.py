@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-import torch
-
 from unirl.algorithms.base import Progress
 from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.data.prompts import PromptSampler
@@ -16,10 +14,9 @@ from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import DiffusionBackendConfig
-from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import DiffusionGeometry
-from unirl.trainer.base import PolicyConfig, PolicyTrainer
+from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import EvalConfig, Evaluation, judge
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
 from unirl.trainer.run import RunConfig
@@ -124,12 +121,11 @@ class DiffusionTrainer(PolicyTrainer):
 
     def setup(self, slab: Slab) -> None:
         config = self.config
-        self.backend = slab.spawn(
-            FSDPBackend,
+        self.backend = spawn_backend(
+            slab,
+            config,
             config.model,
             config.train.backend,
-            device=torch.device(config.placement.device_type()),
-            seed=config.run.seed,
             total_steps=config.optimizer_steps,
             with_reference=config.algorithm.needs.reference,
         )

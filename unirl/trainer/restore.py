@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from unirl.config.error import ConfigError, refusals
 from unirl.config.run import load_recipe
 from unirl.distributed.group.handle import Handle
@@ -20,6 +18,7 @@ from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.export import refuse_taken
+from unirl.trainer.base import spawn_backend
 from unirl.trainer.domains import RunnableConfig
 from unirl.trainer.sft import SupervisedConfig
 from unirl.types.media import Media
@@ -53,15 +52,7 @@ def restored(run: Path, step: int | None) -> Iterator[Restored]:
         checkpoint = store.latest() if step is None else store.at(step)
         if checkpoint is None:
             raise ConfigError(f"{run} has no complete checkpoint; train it first")
-        backend = slab.spawn(
-            FSDPBackend,
-            config.model,
-            config.train.backend,
-            device=torch.device(config.placement.device_type()),
-            seed=config.run.seed,
-            total_steps=config.run.steps,
-            with_reference=False,
-        )
+        backend = spawn_backend(slab, config, config.model, config.train.backend, total_steps=config.run.steps)
         backend.load_state(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
         yield Restored(config, slab, backend, _default_weights(config))
 

@@ -6,8 +6,6 @@ import dataclasses
 from abc import abstractmethod
 from typing import Any, Literal, Protocol, final
 
-import torch
-
 from unirl.algorithms.base import Algorithm, Progress
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Slab
@@ -15,10 +13,9 @@ from unirl.models.base import Family
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import BackendConfig
-from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import Geometry
-from unirl.trainer.base import PolicyConfig, PolicyTrainer
+from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import EvalConfig
 from unirl.types.metric import Metrics
 from unirl.types.sample import Part
@@ -86,15 +83,7 @@ class SFTTrainer(PolicyTrainer):
     def setup(self, slab: Slab) -> None:
         config = self._supervised
         self.load()
-        self.backend = slab.spawn(
-            FSDPBackend,
-            config.model,
-            config.train.backend,
-            device=torch.device(config.placement.device_type()),
-            seed=config.run.seed,
-            total_steps=config.run.steps,
-            with_reference=False,
-        )
+        self.backend = spawn_backend(slab, config, config.model, config.train.backend, total_steps=config.run.steps)
         self.records = self.prepare(slab)
         self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
 
