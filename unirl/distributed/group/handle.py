@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from unirl.distributed.group.dispatch import Call, Dispatch, collect, plan
-from unirl.distributed.group.launcher import Launcher, Located
+from unirl.distributed.group.launcher import Launcher, Located, Pending
 from unirl.distributed.group.remote import Remote
 
 Worker = TypeVar("Worker", bound=Remote)
@@ -25,12 +26,39 @@ class RemoteCall:
 
         An exception keeps its type and traceback and gets a note that names remote, method, rank and slab.
         """
-        launcher, remote = self.handle.launcher, self.handle.remote.__name__
-        with Located(f"in the arguments of {remote}.{self.method} for slab {launcher.slab}"):
-            calls = plan(self.dispatch, Call(args, kwargs), launcher.ranks)
-        results = launcher.call(self.handle.key, self.method, calls)
-        with Located(f"in the results of {remote}.{self.method} from slab {launcher.slab}"):
+        launcher = self.handle.launcher
+        return self.collected(launcher.call(self.handle.key, self.method, self._planned(args, kwargs)))
+
+    def start(self, *args: Any, **kwargs: Any) -> Pending[Any]:
+        """The same without waiting: `result()` of what it returns waits. Wrong arguments are refused at once."""
+        launcher = self.handle.launcher
+        return Started(self, launcher.start(self.handle.key, self.method, self._planned(args, kwargs)))
+
+    def collected(self, results: Mapping[int, Any]) -> Any:
+        """One result from those of the ranks."""
+        launcher = self.handle.launcher
+        with Located(f"in the results of {self._name} from slab {launcher.slab}"):
             return collect(self.dispatch, results, launcher.ranks)
+
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Call]:
+        launcher = self.handle.launcher
+        with Located(f"in the arguments of {self._name} for slab {launcher.slab}"):
+            return plan(self.dispatch, Call(args, kwargs), launcher.ranks)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.handle.remote.__name__}.{self.method}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Started(Pending[Any]):
+    """A call of a handle under way."""
+
+    call: RemoteCall
+    pending: Pending[dict[int, Any]]
+
+    def result(self) -> Any:
+        return self.call.collected(self.pending.result())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,13 +7,22 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote
 
 Kind = TypeVar("Kind")
+Value = TypeVar("Value")
+
+
+class Pending(ABC, Generic[Value]):
+    """A call under way."""
+
+    @abstractmethod
+    def result(self) -> Value:
+        """Wait for it; the value, or the exception that ended it. Asked again, it answers the same."""
 
 
 class Launcher(ABC):
@@ -31,12 +40,19 @@ class Launcher(ABC):
         """An instance of `remote` under `key` in every rank; a `Sibling` in the arguments is the instance there."""
 
     @abstractmethod
+    def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
+        """Run `method` in each rank of `calls`: results by rank, or the exception of the first rank that failed.
+
+        Calls of one worker run one after another, in the order they were started; those of siblings may overlap.
+        """
+
     def call(self, key: int, method: str, calls: Mapping[int, Call]) -> dict[int, Any]:
-        """Run `method` in each rank of `calls`; the results by rank, or the exception of the first rank that failed."""
+        """`start`, and wait."""
+        return self.start(key, method, calls).result()
 
     @abstractmethod
     def close(self) -> None:
-        """Close the instances, the latest built first, and then the ranks."""
+        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import torch
 
 from unirl.distributed.group.dispatch import Call, Dispatch
 from unirl.distributed.group.handle import Handle
-from unirl.distributed.group.launcher import Launcher, RankHost
+from unirl.distributed.group.launcher import Launcher, Pending, RankHost
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote, remote
@@ -34,12 +35,20 @@ class HostedLauncher(Launcher):
         for host in self.hosts:
             host.build(key, remote, call)
 
-    def call(self, key: int, method: str, calls: Mapping[int, Call]) -> dict[int, Any]:
-        return {rank: self.hosts[rank].call(key, method, call) for rank, call in calls.items()}
+    def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
+        return Done({rank: self.hosts[rank].call(key, method, call) for rank, call in calls.items()})
 
     def close(self) -> None:
         for host in self.hosts:
             host.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Done(Pending[dict[int, Any]]):
+    results: dict[int, Any]
+
+    def result(self) -> dict[int, Any]:
+        return self.results
 
 
 class Backend(Remote):
