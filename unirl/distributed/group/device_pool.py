@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from typing import Any, Self
 
 import ray
 from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader  # pyright: ignore[reportAttributeAccessIssue] - compiled, without stubs
 from ray.exceptions import RaySystemError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from unirl.config.environment import ray_address
+from unirl.config.environment import ray_address, ray_token
 from unirl.distributed.group.axes import Axes
 
 _OWN_CLUSTER = {
@@ -90,10 +92,10 @@ class DevicePool:
         group = placement_group([{self._resource: axes.on_node}] * (count // axes.on_node), strategy="PACK")
         if not group.wait(timeout):
             remove_placement_group(group)
-            free = ray.available_resources()
+            free = {"GPU": 0.0, "CPU": 0.0} | ray.available_resources()
             raise ValueError(
                 f"placement.devices={count}: nobody gave them back in {timeout:g} s; free are "
-                f"{free[self._resource] if self._resource in free else 0:g} {self._resource}s of the Ray cluster"
+                f"{free[self._resource]:g} {self._resource}s of the Ray cluster"
             )
         nodes = placement_group_table(group)["bundles_to_node_id"]
         order = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))
@@ -154,7 +156,10 @@ def _start(closing: contextlib.ExitStack, device: str | None, devices: int | Non
     # Processes that are being killed may still write: what then stays behind is a log, not an error of the run.
     closing.callback(shutil.rmtree, folder, ignore_errors=True)
     cpus = max(os.cpu_count() or 1, devices or 1)
-    with _set(_OWN_CLUSTER), _loopback():
+    # A token of its own, where Ray would write one to the user's home; it caches the one that it read last.
+    token = {"RAY_AUTH_TOKEN": ray_token() or secrets.token_hex(32)}
+    with _set(_OWN_CLUSTER | token), on_loopback():
+        AuthenticationTokenLoader.instance().reset_cache()
         closing.callback(ray.shutdown)
         ray.init(
             "local",
@@ -169,7 +174,7 @@ def _start(closing: contextlib.ExitStack, device: str | None, devices: int | Non
 
 
 @contextlib.contextmanager
-def _loopback() -> Iterator[None]:
+def on_loopback() -> Iterator[None]:
     """Ray listens on all interfaces unless it takes the machine for a laptop; there is no other switch for it."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -181,13 +186,13 @@ def _loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for the processes that are started in the block."""
-    before = {name: os.environ[name] for name in variables if name in os.environ}
+    """Environment variables for the processes that are started in the block; Ray sets more of them, which go, too."""
+    before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables:
+        for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)
 

@@ -32,8 +32,8 @@ class Placement:
     With `ray` alone:
     devices:  ranks, one a device; None is all that the cluster has (its GPUs, or its CPU cores)
     tp, sp, ep, pp: tensor, sequence, expert and pipeline parallel ranks; the rest of `devices` is data parallel
-    address:  `host:port` of a Ray cluster to join, `auto` for the one of this machine; None: what RAY_ADDRESS names, else
-              a cluster that is started for the run and stopped with it
+    address:  `host:port` of a Ray cluster to join, `auto` for the one of this machine; None is the one that RAY_ADDRESS
+              names, else one that is started for the run and stopped with it
     deadline: seconds that one call of a worker may take, loading weights included; then it counts as hung
     """
 
@@ -101,8 +101,8 @@ class Placement:
             raise ValueError(f"placement.deadline must be positive, got {self.deadline:g}")
         if self.address is not None and self.address.startswith("ray://"):
             raise ValueError(
-                f"placement.address={self.address}: Ray Client is not supported; start the run on a node of the cluster "
-                "(`ray job submit`), with address=auto"
+                f"placement.address={self.address}: Ray Client is not supported; start the run on a node of the "
+                "cluster (`ray job submit`), with address=auto"
             )
 
 
