@@ -17,6 +17,10 @@ Kind = TypeVar("Kind")
 Value = TypeVar("Value")
 
 
+class WorkerLostError(RuntimeError):
+    """The process of a rank, or its node, is gone: the message names slab, rank, remote, method and cause."""
+
+
 class Pending(ABC, Generic[Value]):
     """A call under way."""
 
@@ -51,8 +55,11 @@ class Launcher(ABC):
         return self.start(key, method, calls).result()
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for.
+
+        at_once: where ranks are processes of their own, kill them instead
+        """
 
 
 @dataclasses.dataclass(frozen=True)
