@@ -42,7 +42,9 @@ class SuitePrompts:
         shipped = Path(str(importlib.resources.files("unirl.data") / "suites"))
         known = sorted(path.stem for path in shipped.glob("*.jsonl"))
         if name not in known:
-            raise ValueError(f"prompts: {name!r} is neither a .jsonl file nor a name of shipped ones; {nearest(name, known)}")
+            raise ValueError(
+                f"prompts: {name!r} is neither a .jsonl file nor a name of shipped ones; {nearest(name, known)}"
+            )
         return cls(shipped / f"{name}.jsonl")
 
     @functools.cached_property
@@ -66,7 +68,9 @@ def _suite_row(folder: Path, line: str) -> PromptRow:
     row = json_row(folder, line)
     given = row.metadata
     if SKILL not in given and SKILLS not in given:
-        raise ValueError(f"the row has neither a {SKILL!r} nor {SKILLS!r} of its questions (keys: {['prompt', *given]})")
+        raise ValueError(
+            f"the row has neither a {SKILL!r} nor {SKILLS!r} of its questions (keys: {['prompt', *given]})"
+        )
     if SKILL in given:
         _check_name(given[SKILL])
     if SKILLS in given:

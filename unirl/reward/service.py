@@ -110,8 +110,8 @@ class RewardService(Remote):
     def score(self, sample: Sample) -> Scores:
         """Scores of the N frontier rows: components unweighted, total their weighted sum.
 
-        ValueError where a scorer breaks its contract (how many and what it returns); RuntimeError above `max_invalid`, unless
-        the service never stops.
+        ValueError where a scorer breaks its contract (how many and what it returns). RuntimeError above `max_invalid`,
+        unless the service never stops.
         """
         inputs = scorer_inputs(sample)
         failed = {"picture": _broken_pictures(sample.frontier)}

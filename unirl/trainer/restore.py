@@ -47,9 +47,7 @@ class Restored:
             raise ConfigError("this run kept no EMA: its recipe has train.backend.ema=null")
         return self.default_weights if weights is None else weights
 
-    def sampler(
-        self, weights: Literal["live", "ema"] | None, batch_size: int | None = None
-    ) -> Handle[TrainsideEngine]:
+    def sampler(self, weights: Literal["live", "ema"] | None, batch_size: int | None = None) -> Handle[TrainsideEngine]:
         """What samples from these weights, `batch_size` samples in a forward."""
         pipeline = ARPipeline if isinstance(self.config.sampling, ARSamplingParams) else DiffusionPipeline
         own = Trainside(batch_size=batch_size, weights=self.chosen(weights))

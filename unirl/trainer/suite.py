@@ -93,8 +93,8 @@ def _geneval2(path: Path) -> Suite:
     without = [number for number, row in enumerate(prompts.rows, 1) if QUESTIONS not in row.metadata]
     if without:
         raise ValueError(
-            f"{path}:{without[0]}: the row has no {QUESTIONS!r}, which GenEval 2 needs; for other scorers name this file "
-            "in the YAML file of a suite: docs/evaluate.md"
+            f"{path}:{without[0]}: the row has no {QUESTIONS!r}, which GenEval 2 needs; for other scorers name this "
+            "file in the YAML file of a suite: docs/evaluate.md"
         )
     return _checked(path.stem, prompts, RewardConfig({"geneval2": WeightedScorer(GenEval2())}), 1)
 
