@@ -41,7 +41,7 @@ from unirl.types.sampling import ARSamplingParams, DiffusionSamplingParams, Samp
 from unirl.types.seed import derive_seed
 
 _HOPELESS = 32  # samples without a single score after which an evaluation is given up
-_SHOWN = 12  # prompts of a skill whose pictures are kept to look at
+_SHOWN, _SHOWN_EACH = 12, 8  # prompts of a skill whose pictures are kept to look at, and pictures of each
 _PROGRESS_SECONDS = 5.0
 
 
@@ -104,7 +104,7 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SuiteEvaluation:
-    """samples: those of a prompt next to each other; pictures: `(number, 3, H, W)` of each prompt that is shown, by row
+    """samples: those of a prompt next to each other; pictures: `(S, 3, H, W)`, the first of each prompt shown, by row
     sampling: how they were made; step, weights: by what
     """
 
@@ -278,7 +278,7 @@ def _shown(rows: tuple[PromptRow, ...]) -> set[int]:
 
 
 def _pictures(filled: Sample, number: int) -> list[torch.Tensor]:
-    """`(number, 3, H, W)` of each prompt; none of a language model."""
+    """`(S, 3, H, W)`, the first of each prompt; none of a language model."""
     assert filled.frontier.media is not None
     pictures = stills(filled.frontier.media)
-    return [] if pictures is None else list(pictures.split(number))
+    return [] if pictures is None else [own[:_SHOWN_EACH].clone() for own in pictures.split(number)]

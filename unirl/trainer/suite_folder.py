@@ -1,7 +1,7 @@
 """What an evaluation by a suite leaves on disk.
 
 evaluation.json         settings, versions, the table, and every sample with its scores
-pictures_<skill>.png    a prompt a row, the reward below each picture
+pictures_<skill>.png    some prompts, the first figure below each picture
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from unirl.reward.scorer import Scorer
 from unirl.reward.scorers.remote import RemoteScorer
 from unirl.reward.version import version_of
 from unirl.trainer.suite_evaluation import Asked, SuiteEvaluation
+
+_FEW, _COLUMNS = 2, 4  # of a few pictures each, prompts share a line
 
 
 def default_folder(asked: Asked, found: SuiteEvaluation) -> Path:
@@ -49,11 +51,13 @@ def _by_skill(found: SuiteEvaluation) -> dict[str, list[int]]:
 
 def _write_grid(found: SuiteEvaluation, rows: list[int], path: Path) -> None:
     figure = next(iter(found.samples[0].scores))
-    shown = [sample for row in rows for sample in found.samples if sample.prompt == row]
+    each = len(found.pictures[rows[0]])
+    number = len(found.samples) // len(found.suite.rows)
+    shown = [sample for row in rows for sample in found.samples[row * number : row * number + each]]
     save_grid(
         torch.cat([found.pictures[row] for row in rows]),
         path,
-        columns=len(found.pictures[rows[0]]),
+        columns=each if each > _FEW else _COLUMNS,
         captions=[found.suite.rows[sample.prompt].prompt for sample in shown],
         rewards=[sample.scores[figure] for sample in shown],
     )
@@ -97,6 +101,8 @@ def _plain(value: Any) -> Any:
     """JSON knows no NaN: null stands for it."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
