@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import multiprocessing
 import statistics
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,13 @@ def test_a_served_scorer_gives_the_numbers_of_the_local_one_and_its_version(tmp_
     assert over.tallies() == local.tallies()
     said = json.loads((tmp_path / "evaluation.json").read_text())
     assert said["scorers"]["size"]["version"] == version_of(JpegCompressibility())
+
+
+def test_a_scorer_under_a_time_limit_gives_the_same_numbers_and_ends_with_the_evaluation() -> None:
+    free = evaluate(DIGITS, suite_of(digit_rows(), size=JpegCompressibility()))
+    limited = evaluate(DIGITS, suite_of(digit_rows(), size=WeightedScorer(JpegCompressibility(), time_limit=60.0)))
+    assert limited.tallies() == free.tallies()
+    assert multiprocessing.active_children() == []
 
 
 def test_a_language_model_is_evaluated_the_same_way(tmp_path: Path) -> None:
