@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
@@ -208,7 +209,7 @@ class _Judges:
                 figures[name] = float(column[row])
                 continue
             answers = self._answers[name].kept.get(sample_id, [])
-            figures[f"{name}/arithmetic"] = sum(answers) / len(answers) if answers else math.nan
+            figures[f"{name}/arithmetic"] = statistics.fmean(answers) if answers else math.nan
             figures[f"{name}/geometric"] = geometric_mean(answers) if answers else math.nan
         return figures
 

@@ -55,9 +55,9 @@ class Level(Scorer):
         ]
 
 
-def suite_of(rows: list[PromptRow], number: int = 2, **scorers: Scorer | WeightedScorer) -> Suite:
+def suite_of(rows: list[PromptRow], **scorers: Scorer | WeightedScorer) -> Suite:
     weighted = {name: one if isinstance(one, WeightedScorer) else WeightedScorer(one) for name, one in scorers.items()}
-    return Suite("own", tuple(rows), RewardConfig(weighted), number, "")
+    return Suite("own", tuple(rows), RewardConfig(weighted), 2, "")
 
 
 def digit_rows(**metadata: Any) -> list[PromptRow]:
