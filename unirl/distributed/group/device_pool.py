@@ -8,7 +8,9 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -77,12 +79,13 @@ class DevicePool:
         count = sum(devices // axes.on_node * axes.on_node for devices in self._per_node(self._resource))
         return count // axes.product * axes.product
 
-    def seats(self, count: int, axes: Axes, *, timeout: float) -> Seats:
+    def seats(self, count: int, axes: Axes, *, timeout: float, patient: bool = False) -> Seats:
         """That many devices, in the order of ranks: those of one node adjacent, each tp x sp within one.
 
         timeout: seconds to wait for devices that somebody else holds
+        patient: wait for devices that the cluster has not, too, as for those of a node that comes back
         """
-        if count > self.capacity(axes):
+        if count > self.capacity(axes) and not patient:
             have = self._per_node(self._resource)
             raise ValueError(
                 f"placement.devices={count}: the Ray cluster has {sum(have)} {self._resource}s on {len(have)} nodes "
@@ -94,7 +97,7 @@ class DevicePool:
             remove_placement_group(group)
             free = {"GPU": 0.0, "CPU": 0.0} | ray.available_resources()
             raise ValueError(
-                f"placement.devices={count}: nobody gave them back in {timeout:g} s; free are "
+                f"placement.devices={count}: they did not come free in {timeout:g} s; free are "
                 f"{free[self._resource]:g} {self._resource}s of the Ray cluster"
             )
         nodes = placement_group_table(group)["bundles_to_node_id"]
@@ -139,7 +142,7 @@ def _connect(closing: contextlib.ExitStack, address: str | None, device: str | N
         _start(closing, device, devices)
         return
     try:
-        with _set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
+        with _set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}), _same_signals():
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RaySystemError) as error:
         raise ValueError(
@@ -158,7 +161,7 @@ def _start(closing: contextlib.ExitStack, device: str | None, devices: int | Non
     cpus = max(os.cpu_count() or 1, devices or 1)
     # A token of its own, where Ray would write one to the user's home; it caches the one that it read last.
     token = {"RAY_AUTH_TOKEN": ray_token() or secrets.token_hex(32)}
-    with _set(_OWN_CLUSTER | token), on_loopback():
+    with _set(_OWN_CLUSTER | token), on_loopback(), _same_signals():
         AuthenticationTokenLoader.instance().reset_cache()
         closing.callback(ray.shutdown)
         ray.init(
@@ -182,6 +185,17 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _same_signals() -> Iterator[None]:
+    """Ray makes SIGTERM end the process at once, where the run may have said what it does then."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

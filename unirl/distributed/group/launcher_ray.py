@@ -42,9 +42,12 @@ class RayLauncher(Launcher):
 
     deadline: seconds that one call may take, counted from the end of the one before it; ranks wait for each other no
               longer, either
+    patient:  devices that the cluster has not yet are waited for, too
     """
 
-    def __init__(self, slab: str, pool: DevicePool, devices: int, *, axes: Axes, deadline: float) -> None:
+    def __init__(
+        self, slab: str, pool: DevicePool, devices: int, *, axes: Axes, deadline: float, patient: bool = False
+    ) -> None:
         self.slab = slab
         self.ranks = axes.ranks(devices)
         self._deadline = deadline
@@ -54,7 +57,7 @@ class RayLauncher(Launcher):
         self._idle_since = time.monotonic()
         self._broken, self._closed = "", False
         self._processes: dict[int, Process] = {}
-        self._seats = pool.seats(devices, axes, timeout=deadline)
+        self._seats = pool.seats(devices, axes, timeout=deadline, patient=patient)
         fixed = {
             "runtime_env": {"env_vars": worker_environment(pool.device_type)},
             "max_restarts": 0,

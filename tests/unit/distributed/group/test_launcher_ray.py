@@ -272,5 +272,5 @@ def test_more_devices_than_the_cluster_has_are_refused_with_what_it_has() -> Non
 
 
 def test_devices_that_others_hold_are_waited_for_no_longer_than_the_deadline(worker: Handle[Worker]) -> None:
-    with pytest.raises(ValueError, match=r"placement\.devices=16: nobody gave them back in 0\.5 s; free are \d+ CPUs"):
+    with pytest.raises(ValueError, match=r"placement\.devices=16: they did not come free in 0\.5 s; free are \d+ CPUs"):
         Placement(launcher="ray", device="cpu", devices=16, deadline=0.5).slab()
