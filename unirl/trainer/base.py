@@ -72,7 +72,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def setup(self, slab: Slab) -> None:
-        """Spawn the workers."""
+        """Spawn the workers; done anew where a run goes on after it lost one, so nothing of before may be left."""
 
     @abstractmethod
     def step(self, number: int) -> Metrics:
