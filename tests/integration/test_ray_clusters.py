@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.integration.runs import metrics, overrides
+from tests.rank_workers import Base, Worker
+from unirl.distributed.group.launcher import WorkerLostError
+from unirl.distributed.group.placement import Placement
+from unirl.types.media import Media
+from unirl.types.metric import values
 
 pytestmark = pytest.mark.ray
 
 TWO = ("placement={launcher: ray, device: cpu, devices: 2, deadline: 300}", "train.backend.sharding={mode: none}")
 LISTEN = """\
-import os
+import json, os
 from tests.integration.test_ray_clusters import listening, members
 from unirl.distributed.group.placement import Placement
 with Placement(launcher="ray", device="cpu", devices=2, deadline=200).slab():
-    print(sorted(listening(members(os.getpid()))))
+    print(json.dumps(sorted(listening(members(os.getpid())))))
 """
 
 
@@ -65,12 +75,18 @@ def listening(processes: dict[int, str]) -> set[str]:
     return {words[1].rpartition(":")[0] for words in lines if words[3] == "0A" and words[9] in sockets}
 
 
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+def check_nothing_stays(session: dict[int, str], run: subprocess.Popen[bytes], shared_memory: set[str]) -> None:
+    """Of a run that has ended: no process, no folder of its cluster, no shared memory."""
+    assert [name for pid, name in session.items() if Path(f"/proc/{pid}").exists() and pid != run.pid] == []
+    folders = set(re.findall(r"/tmp/unirl-ray-\w+", " ".join(session.values())))
+    assert len(folders) == 1
+    assert [folder for folder in folders if Path(folder).exists()] == []
+    assert in_shared_memory() - shared_memory == set()
 
 
-def folders() -> set[str]:
-    return {path.name for path in Path("/tmp").glob("unirl-ray-*")}
+def in_shared_memory() -> set[str]:
+    """Semaphores of multiprocessing apart: they are of other tests."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 @contextmanager
@@ -88,7 +104,7 @@ def under_way(output: Path, lines: int) -> Iterator[subprocess.Popen[bytes]]:
                 os.killpg(run.pid, signal.SIGKILL)
 
 
-def wait_until(condition, run: subprocess.Popen[bytes] | None = None, seconds: float = 400) -> None:
+def wait_until(condition: Callable[[], bool], run: subprocess.Popen[bytes] | None = None, seconds: float = 400) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -103,7 +119,7 @@ def test_a_cluster_of_its_own_listens_on_loopback_alone(tmp_path: Path) -> None:
         start_new_session=True, timeout=280, check=True,
     )  # fmt: skip
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    assert set(eval(done.stdout)) <= loopback
+    assert set(json.loads(done.stdout)) <= loopback
     assert done.stderr == ""
     assert list((tmp_path / "home").iterdir()) == []
 
@@ -112,33 +128,33 @@ def test_a_cluster_of_its_own_listens_on_loopback_alone(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_saves_the_step_closes_the_ranks_and_leaves_nothing(stop: signal.Signals, tmp_path: Path) -> None:
-    before = shared_memory(), folders()
+    shared = in_shared_memory()
     output = tmp_path / "run"
     with under_way(output, 3) as run:
         session = members(run.pid)
         assert sum("ray::RankActor" in name for name in session.values()) == 2
-        os.killpg(run.pid, stop) if stop == signal.SIGINT else run.send_signal(stop)  # Ctrl-C goes to the whole group
+        if stop == signal.SIGINT:
+            os.killpg(run.pid, stop)  # as a terminal does
+        else:
+            run.send_signal(stop)
         assert run.wait(200) == 130
-        wait_until(lambda: not any(pid in session for pid in members(os.getpid())), seconds=1)
-        assert [pid for pid in session if Path(f"/proc/{pid}").exists() and pid != run.pid] == []
+        check_nothing_stays(session, run, shared)
     stopped_at = metrics(output)[-1]["step"]
     assert f"saved step {stopped_at} of 400; the same command continues it" in (tmp_path / "said").read_text()
     assert (output / "run" / "checkpoints" / f"step_{stopped_at}").exists()
-    assert (shared_memory(), folders()) == before
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_second_ctrl_c_kills_the_ranks_at_once(tmp_path: Path) -> None:
-    before = shared_memory(), folders()
+    shared = in_shared_memory()
     with under_way(tmp_path / "run", 3) as run:
         session = members(run.pid)
         for _ in range(2):
             run.send_signal(signal.SIGINT)
             time.sleep(0.01)
         assert run.wait(60) == 130
-        assert [pid for pid in session if Path(f"/proc/{pid}").exists() and pid != run.pid] == []
-    assert (shared_memory(), folders()) == before
+        check_nothing_stays(session, run, shared)
 
 
 @pytest.mark.slow
@@ -149,3 +165,47 @@ def test_of_a_driver_that_is_killed_no_process_stays(tmp_path: Path) -> None:
         run.kill()
         run.wait(60)
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in session), seconds=120)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_nodes_share_a_slab_and_one_that_is_lost_is_waited_for(tmp_path: Path) -> None:
+    script = "from tests.integration.test_ray_clusters import two_nodes; two_nodes()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(tmp_path / "home"),
+        start_new_session=True, timeout=580,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "all is well", done.stderr
+
+
+def two_nodes() -> None:
+    """Ray's own cluster of several nodes on one machine; in a process that is connected to no other one."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    second = cluster.add_node(num_cpus=2)
+    place = Placement(launcher="ray", device="cpu", devices=4, tp=2, address=cluster.address, deadline=200)
+    try:
+        with pytest.raises(ValueError, match=r"has 4 CPUs on 2 nodes \(2, 2\), 0 of them usable .* tp x sp = 4"):
+            dataclasses.replace(place, tp=4).slab()
+        with place.slab("wide") as wide:
+            worker = wide.spawn(Worker, wide.spawn(Base))
+            processes = list(cast(Any, worker.launcher)._processes.values())
+            assert [one.node == processes[0].node for one in processes] == [True, True, False, False]
+            assert values(worker.ranks()) == {"ranks": 4, "processes": 2}
+            assert [text[-1] for text in worker.shout(Media(texts=["a", "b"])).texts or ()] == ["0", "2"]
+            waiting = worker.fail.start((9,), then_meet=True)
+            waiting.result()
+            lost = worker.hang.start(3)
+            cluster.remove_node(second, allow_graceful=False)
+            with pytest.raises(WorkerLostError, match=r"slab wide lost rank [23] .* in Worker\.hang: its node is gone"):
+                lost.result()
+        threading.Timer(3, lambda: cluster.add_node(num_cpus=2)).start()
+        with place.slab("again", in_place_of=wide) as again:
+            assert values(again.spawn(Worker, again.spawn(Base)).ranks()) == {"ranks": 4, "processes": 2}
+        assert not ray.is_initialized()
+        assert sum(node.is_active() for node in cluster.worker_nodes) == 1
+    finally:
+        cluster.shutdown()
+    sys.stdout.write("all is well\n")
