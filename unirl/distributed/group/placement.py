@@ -11,9 +11,10 @@ import torch
 
 from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.handle import Handle
-from unirl.distributed.group.launcher import Launcher, Sibling, replace_each
+from unirl.distributed.group.launcher import Launcher, Sibling
 from unirl.distributed.group.launcher_local import LocalLauncher
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.group.replace import replace_each
 
 Worker = TypeVar("Worker", bound=Remote)
 
