@@ -49,7 +49,7 @@ class TrainsideEngine(Remote, RolloutEngine):
         self._policy, self._config = policy, config
         self._pipeline = pipeline(policy.stage, config.batch_size)
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("media",))
     def generate(self, sample: Sample) -> Sample:
         with self._policy.ema() if self._config.weights == "ema" else nullcontext():
             return self._pipeline(sample, version=self._policy.version)

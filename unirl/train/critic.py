@@ -21,7 +21,7 @@ class Critic(Remote):
     def __init__(self, policy: Policy[ARStage], geometry: TokenGeometry) -> None:
         self._stage, self._geometry = policy.stage, geometry
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("segment", "conditions"))
     def valued(self, part: Part) -> Part:
         """A filled Part with the value before each token; 0 at tokens that are not trained."""
         segment = part.segment

@@ -25,7 +25,7 @@ class HeldOutLoss(Remote):
     ) -> None:
         self._policy, self._geometry, self._rows, self._weights = policy, geometry, rows, weights
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("segment", "conditions"))
     def measure(self, part: Part) -> Metrics:
         """`loss`: cross entropy of the trained tokens of `part`, their mean."""
         batches = torch.arange(len(part)).split(self._rows)

@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class WorkerLostError(RuntimeError):
-    """The process of a rank has ended, and took with it what it held."""
+    """The process of a rank, or its node, is gone: the message names slab, rank, remote, method and cause."""
 
 
 class Pending(ABC, Generic[Value]):

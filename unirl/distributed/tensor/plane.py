@@ -23,7 +23,7 @@ PARCEL_BYTES = 8 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class DataPlane:
-    """transport: carries what results hold; parcel_bytes: rows are kept in parcels of about this size, or of one row."""
+    """transport: carries what results hold; parcel_bytes: rows are kept in parcels of about this size"""
 
     transport: Transport
     parcel_bytes: int = PARCEL_BYTES

@@ -21,7 +21,7 @@ class TrainStack(Remote):
     ) -> None:
         self._backend, self._algorithm, self._geometry, self._seed = backend, algorithm, geometry, seed
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("segment", "conditions"))
     def train(self, part: Part, progress: Progress) -> Metrics:
         """All updates on one rollout. pi_old is frozen first, over the very micro-batches that are trained."""
         backend, geometry = self._backend, self._geometry
