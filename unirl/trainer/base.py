@@ -8,7 +8,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
@@ -99,8 +99,9 @@ class Trainer(ABC):
         with refusals():
             folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
-        with _stop_requests() as stop, self._common.placement.slab() as slab:
+        with _stop_requests() as stop, ExitStack() as slabs:
             with refusals():
+                slab = slabs.enter_context(self._common.placement.slab())
                 self.setup(slab)
                 done = self._resume(store)
             log = MetricsLog(folder.metrics)
@@ -175,7 +176,7 @@ def spawn_backend(
         FSDPBackend,
         model,
         backend,
-        device=torch.device(config.placement.device_type()),
+        device=torch.device(slab.device_type),
         seed=config.run.seed,
         total_steps=total_steps,
         with_reference=with_reference,

@@ -56,8 +56,11 @@ class Launcher(ABC):
         return self.start(key, method, calls).result()
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for.
+
+        at_once: where ranks are processes of their own, kill them instead
+        """
 
 
 @dataclasses.dataclass(frozen=True)
