@@ -14,6 +14,7 @@ from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote
 from unirl.distributed.group.replace import replace_each
 from unirl.distributed.tensor.plane import DataPlane, fetched
+from unirl.distributed.tensor.transport import Nowhere
 
 Value = TypeVar("Value")
 
@@ -95,7 +96,8 @@ class RankHost:
     def __init__(self, slab: str, rank_info: RankInfo, plane: DataPlane | None = None) -> None:
         self._slab = slab
         self._rank_info = rank_info
-        self._plane = plane
+        # The results of a rank that does not speak are dropped: they are not kept to begin with.
+        self._plane = plane if plane is None or rank_info.speaks else DataPlane(Nowhere())
         self._instances: dict[int, Remote] = {}
         self._closing = contextlib.ExitStack()
 

@@ -58,6 +58,7 @@ class _Buffer:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Buffer:
         flat = tensor.detach().cpu().reshape(-1)
+        flat = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
         return cls(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
 
     def tensor(self) -> torch.Tensor:

@@ -73,7 +73,7 @@ class Hosts(Launcher):
     def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
         return Done({rank: self.hosts[rank].call(key, method, call) for rank, call in calls.items()})
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         for host in self.hosts:
             host.close()
 
