@@ -152,7 +152,8 @@ class RayLauncher(Launcher):
             call.values = values
             return
         call.error = self._first_cause(call, failures) if failures else self._too_late(call, stuck)
-        if stuck or isinstance(call.error, WorkerLostError):
+        ended = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())
+        if stuck or ended:
             self._broken = f"{call.place} has broken it ({type(call.error).__name__}: {call.error})"
 
     def _first_cause(self, call: _Started, failures: Mapping[int, Failure | RayError]) -> BaseException:
