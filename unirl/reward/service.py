@@ -88,10 +88,11 @@ class RewardConfig:
 
 
 class RewardService(Remote):
-    """Scores the frontier of a Sample."""
+    """Scores the frontier of a Sample. stops: whether more invalid samples than `max_invalid` end the run."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, *, stops: bool = True) -> None:
         self.config = config
+        self._stops = stops
         self._limited = {
             name: TimeLimited(name, weighted.scorer, weighted.limit, weighted.processes)
             for name, weighted in config.scorers.items()
@@ -109,7 +110,8 @@ class RewardService(Remote):
     def score(self, sample: Sample) -> Scores:
         """Scores of the N frontier rows: components unweighted, total their weighted sum.
 
-        ValueError where a scorer breaks its contract (how many and what it returns); RuntimeError above `max_invalid`.
+        ValueError where a scorer breaks its contract (how many and what it returns). RuntimeError above `max_invalid`,
+        unless the service never stops.
         """
         inputs = scorer_inputs(sample)
         failed = {"picture": _broken_pictures(sample.frontier)}
@@ -120,7 +122,8 @@ class RewardService(Remote):
             if weighted.counts:
                 total += weighted.weight * components[name].double()
                 failed[name] = failures
-        self._check_share(failed, len(inputs))
+        if self._stops:
+            self._check_share(failed, len(inputs))
         causes = ["; ".join(rows[row].cause for rows in failed.values() if row in rows) for row in range(len(inputs))]
         return Scores(total=total.float(), components=components, causes=causes)
 

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import Literal
 
-from unirl.algorithms.base import Progress
 from unirl.algorithms.token_base import TokenAlgorithm
 from unirl.data.prompts import PromptRow, PromptSampler
 from unirl.distributed.group.placement import Slab
@@ -140,7 +139,7 @@ class ARTrainer(PolicyTrainer):
         self._refuse_prompts()
         self.reward = slab.spawn(RewardService, config.reward)
         self.critic = slab.spawn(Critic, self.backend, config.train.geometry) if config.train.backend.critic else None
-        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
+        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry)
         if config.eval is not None:
             self.judges = slab.spawn(RewardService, config.eval.judges(config.reward))
 
@@ -156,7 +155,7 @@ class ARTrainer(PolicyTrainer):
         config = self.config
         part, drawn = config.responses.gathered(config.data.prompts_per_step, functools.partial(self._scored, number))
         part = self._with_advantages(config.responses.shaped(part, config.sampling))
-        metrics = self.stack.train(part, Progress(number, config.run.steps))
+        metrics = self.train(part, number)
         return merge([reward_metrics(part), response_metrics(part), drawn, metrics])
 
     def _scored(self, number: int, extra: int, count: int) -> Part:

@@ -15,6 +15,7 @@ from typing import Any, final
 
 import torch
 
+from unirl.algorithms.base import Progress
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.handle import Handle
@@ -30,9 +31,12 @@ from unirl.train.backend.config import BackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
+from unirl.train.stack.base import TrainStack
+from unirl.train.stack.planner import Batch
 from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.types.metric import Metrics, values
+from unirl.types.sample import Part
 
 logger = logging.getLogger(__name__)
 
@@ -184,13 +188,20 @@ def spawn_backend(
 
 
 class PolicyTrainer(Trainer):
-    """A run of one policy. A subclass sets `backend` in its setup."""
+    """A run of one policy. A subclass sets `backend` and `stack` in its setup."""
 
     backend: Handle[FSDPBackend[Any, Any]]
+    stack: Handle[TrainStack]
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__(config)
         self._policy = config
+
+    @final
+    def train(self, part: Part, number: int) -> Metrics:
+        """All optimizer steps on `part`, which is rollout (or batch) `number`."""
+        run = self._policy.run
+        return self.stack.train(Batch.of(part, run.seed, self.stack.dp), Progress(number, run.steps))
 
     @final
     def evaluation_due(self, done: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from unirl.algorithms.base import Progress
 from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.data.prompts import PromptSampler
 from unirl.distributed.group.placement import Slab
@@ -131,7 +130,7 @@ class DiffusionTrainer(PolicyTrainer):
         )
         self.rollout = slab.spawn(TrainsideEngine, self.backend, config.rollout, DiffusionPipeline)
         self.reward = slab.spawn(RewardService, config.reward)
-        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
+        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry)
         if config.eval is not None:
             self.judges = slab.spawn(RewardService, config.eval.judges(config.reward))
 
@@ -144,7 +143,7 @@ class DiffusionTrainer(PolicyTrainer):
         with self.timer("reward"):
             scores = self.reward.score(sample)
         part = config.advantage.of(sample.frontier.with_rewards(scores), config.reward)
-        metrics = self.stack.train(part, Progress(number, config.run.steps))
+        metrics = self.train(part, number)
         return merge([reward_metrics(part), metrics])
 
     def evaluate(self) -> Evaluation | None:
