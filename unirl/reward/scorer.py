@@ -19,6 +19,8 @@ class ScorerInput:
     video:    `(F, H, W, 3)` uint8, read-only, at `fps` frames a second, or None
     audio:    `(channels, samples)` float32 in [-1, 1], at `audio_rate` samples a second, or None
     text:     what a language model wrote, or None
+    source:   the picture that the prompt comes with (editing, image-to-video), `(H, W, 3)` uint8, read-only; None where
+              there is none, or several
     metadata: the dict of the prompt row (answers, targets)
     """
 
@@ -30,6 +32,7 @@ class ScorerInput:
     audio: np.ndarray | None = None
     audio_rate: int | None = None
     text: str | None = None
+    source: np.ndarray | None = None
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -50,6 +53,13 @@ class ScorerInput:
         if self.audio is None or self.audio_rate is None or not self.audio.size:
             raise ValueError(f"{self.id} holds no sound, and this scorer scores sounds")
         return self.audio, self.audio_rate
+
+    @property
+    def original(self) -> np.ndarray:
+        """The source picture `(H, W, 3)` of a scorer that needs one; ValueError without."""
+        if self.source is None:
+            raise ValueError(f"the prompt of {self.id} comes without one source picture, and this scorer scores edits")
+        return self.source
 
     @property
     def written(self) -> str:
