@@ -48,6 +48,13 @@ class ScorerInput:
         return self.picture[None] if self.video is None else self.video
 
     @property
+    def clip(self) -> tuple[np.ndarray, float]:
+        """The video `(F, H, W, 3)` of a scorer that needs one, and its frames a second; ValueError without."""
+        if self.video is None or self.fps is None:
+            raise ValueError(f"{self.id} holds no video, and this scorer scores videos")
+        return self.video, self.fps
+
+    @property
     def sound(self) -> tuple[np.ndarray, int]:
         """The audio `(channels, samples)` of a scorer that needs it, and its rate; ValueError without."""
         if self.audio is None or self.audio_rate is None or not self.audio.size:
