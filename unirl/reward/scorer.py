@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from unirl.types.kinds import Read
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScorerInput:
@@ -96,9 +98,12 @@ class Unscored(float):
 class Scorer(ABC):
     """Judges samples one by one. A subclass is a frozen dataclass of settings; the first `score` loads its model.
 
+    reads:      what a sample must hold beside its prompt, as far as that is known: a run whose samples lack it is
+                refused before it starts
     time_limit: seconds that a sample may take where the recipe does not say; None is no limit
     """
 
+    reads: ClassVar[frozenset[Read]] = frozenset()
     time_limit: ClassVar[float | None] = None
 
     @abstractmethod
@@ -107,6 +112,11 @@ class Scorer(ABC):
 
         May raise: the service then finds the samples that are to blame.
         """
+
+    @property
+    def needs(self) -> frozenset[Read]:
+        """`reads`, where it does not depend on the settings."""
+        return self.reads
 
     def connect(self) -> None:  # noqa: B027 - most scorers need nobody else
         """Called when a run starts: ValueError where a server that it needs is not there or serves something else."""

@@ -113,6 +113,8 @@ class EditReward(ModelScorer):
     both are scaled to about 256 tokens in their aspect. A prompt that does not fit is no score, never cut.
     """
 
+    reads = frozenset({"picture", "source"})
+
     card: ClassVar[Card] = Card(
         looks_at="image and its source, with the prompt",
         range="unbounded, mostly below 0",

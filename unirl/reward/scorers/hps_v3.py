@@ -70,6 +70,8 @@ class HPSv3(ModelScorer):
     A picture is scaled to about 256 tokens in its aspect. A prompt that does not fit is no score, never cut.
     """
 
+    reads = frozenset({"picture"})
+
     card: ClassVar[Card] = Card(
         looks_at="image, with the prompt",
         range="unbounded, about -2 to 15",

@@ -145,6 +145,8 @@ class VideoAlign(ModelScorer):
     of the video itself. A prompt that does not fit is no score, never cut.
     """
 
+    reads = frozenset({"video"})
+
     card: ClassVar[Card] = Card(
         looks_at="video, with the prompt",
         range="about -3 to 3 an axis, overall three times as wide",
