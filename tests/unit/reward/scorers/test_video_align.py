@@ -138,7 +138,7 @@ def test_the_instruction_is_the_authors_to_the_letter():
 
 
 def test_weights_have_the_published_names(checkpoint):
-    names = torch.load(checkpoint.folder / "checkpoint-11352/model.pth").keys()
+    names = torch.load(checkpoint.folder / "checkpoint-11352/model.pth", weights_only=True).keys()
     stem = "base_model.model.model.layers.0.self_attn.q_proj"
     assert {f"{stem}.base_layer.weight", f"{stem}.lora_A.default.weight", f"{stem}.lora_B.default.weight"} <= names
     assert {"base_model.model.rm_head.weight", "base_model.model.visual.merger.mlp.0.weight"} <= names
@@ -260,7 +260,7 @@ def test_what_cannot_be_read_is_invalid_and_costs_the_others_nothing(checkpoint)
 def test_a_checkpoint_without_adapter_has_the_same_scores(checkpoint, tmp_path):
     from unirl.reward.weights import merged
 
-    state = torch.load(checkpoint.folder / "checkpoint-11352/model.pth")
+    state = torch.load(checkpoint.folder / "checkpoint-11352/model.pth", weights_only=True)
     plain = merged(state, 2.0, "model.pth")
     assert not [name for name in plain if "lora" in name or "base_layer" in name or "base_model" in name]
     (tmp_path / "checkpoint-11352").mkdir()
@@ -288,7 +288,7 @@ def test_the_version_follows_weights_and_output(checkpoint, tmp_path):
 )
 def test_a_checkpoint_that_lacks_a_weight_is_refused(checkpoint, tmp_path, name, message):
     write_published(tmp_path, checkpoint.model)
-    state = torch.load(tmp_path / "checkpoint-11352/model.pth")
+    state = torch.load(tmp_path / "checkpoint-11352/model.pth", weights_only=True)
     del state[name]
     torch.save(state, tmp_path / "checkpoint-11352/model.pth")
     with pytest.raises(ValueError, match=message):
