@@ -20,9 +20,9 @@ from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import TokenGeometry
 from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import Evaluation, judge
+from unirl.trainer.reads import check_reads
 from unirl.trainer.responses import OVERLONG, ResponseConfig, response_metrics
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
-from unirl.trainer.scored import check_reads
 from unirl.trainer.text_evaluation import TextEvalConfig
 from unirl.types.media import Media
 from unirl.types.metric import Metrics, merge

@@ -18,9 +18,9 @@ from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import DiffusionGeometry
 from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import EvalConfig, Evaluation, judge
+from unirl.trainer.reads import check_reads
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
 from unirl.trainer.run import RunConfig
-from unirl.trainer.scored import check_reads
 from unirl.types.metric import Metrics, merge
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams, SamplingParams

@@ -18,8 +18,8 @@ from unirl.observability.run_folder import RunFolder
 from unirl.observability.texts import write_texts
 from unirl.reward.scorer import Scorer, SetMeasure
 from unirl.reward.service import RewardConfig, WeightedScorer, set_measures
+from unirl.trainer.reads import check_reads
 from unirl.trainer.run import RunConfig
-from unirl.trainer.scored import check_reads
 from unirl.types.media import Media
 from unirl.types.reward import Scores
 from unirl.types.sample import Sample
