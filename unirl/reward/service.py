@@ -20,7 +20,7 @@ from unirl.distributed.group.remote import Remote, remote
 from unirl.reward.outcome import Outcome, isolate
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
 from unirl.reward.time_limit import TimeLimited, check_time_limit
-from unirl.types.media import to_uint8
+from unirl.types.media import Media, to_uint8
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
 from unirl.types.sample_id import ancestor_id
@@ -176,6 +176,7 @@ def scorer_inputs(sample: Sample) -> list[ScorerInput]:
     if part.media is None:
         raise ValueError("the frontier of the Sample is not filled: generate before scoring")
     prompt_of = dict(zip(sample.roots.ids, prompts.texts, strict=True))
+    source_of = dict(zip(sample.roots.ids, _only_sources(prompts), strict=True))
     media = part.media
     images = None if media.images is None else _frozen(to_uint8(media.images))
     videos = None if media.videos is None else [_frozen(to_uint8(video)) for video in media.videos]
@@ -190,10 +191,17 @@ def scorer_inputs(sample: Sample) -> list[ScorerInput]:
             audio=None if audio is None else audio[row],
             audio_rate=media.audio_rate,
             text=None if media.texts is None else media.texts[row],
+            source=source_of[ancestor_id(sample_id, 0)],
             metadata=part.metadata[row],
         )
         for row, sample_id in enumerate(part.ids)
     ]
+
+
+def _only_sources(prompts: Media) -> list[np.ndarray | None]:
+    """The source picture of each prompt that comes with exactly one."""
+    rows = prompts.sources or [[] for _ in prompts.required_texts]
+    return [_frozen(to_uint8(pictures[0][None]))[0] if len(pictures) == 1 else None for pictures in rows]
 
 
 def _frozen(values: torch.Tensor) -> np.ndarray:

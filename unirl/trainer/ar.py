@@ -19,6 +19,7 @@ from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import TokenGeometry
 from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import Evaluation, judge
+from unirl.trainer.reads import check_reads
 from unirl.trainer.responses import OVERLONG, ResponseConfig, response_metrics
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
 from unirl.trainer.text_evaluation import TextEvalConfig
@@ -68,10 +69,11 @@ class ARConfig(PolicyConfig):
         PromptSampler(rows, self.data.prompts_per_step, self.run.seed)
         self._check_pictures(rows if self.eval is None else (*rows, *self.eval.prompts.rows()))
         self.reward.refuse_names([*REWARD_FIGURES, OVERLONG])
+        check_reads(self.reward, self.model, self.sampling, rows)
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:
-            self.eval.check(self.reward, self.run)
+            self.eval.check(self.model, self.sampling, self.reward, self.run)
 
     def _check_pictures(self, rows: tuple[PromptRow, ...]) -> None:
         seen = [row.prompt for row in rows if row.pictures]

@@ -17,6 +17,7 @@ from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import DiffusionGeometry
 from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import EvalConfig, Evaluation, judge
+from unirl.trainer.reads import check_reads
 from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
 from unirl.trainer.run import RunConfig
 from unirl.types.metric import Metrics, merge
@@ -40,7 +41,7 @@ class DiffusionEvalConfig(EvalConfig):
         self, model: DiffusionFamily, sampling: DiffusionSamplingParams, reward: RewardConfig, run: RunConfig
     ) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
-        self.check(reward, run)
+        self.check(model, sampling, reward, run)
         model.refuse([row.prompt for row in self.prompts.rows()], sampling)
 
     def sampled(self, sampling: SamplingParams) -> SamplingParams:
@@ -74,6 +75,7 @@ class DiffusionConfig(PolicyConfig):
             raise ValueError(f"all prompts must come with the same number of pictures, got {counts}")
         self.model.refuse([row.prompt for row in rows], self.sampling)
         self.reward.refuse_names(REWARD_FIGURES)
+        check_reads(self.reward, self.model, self.sampling, rows)
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:

@@ -10,6 +10,7 @@ import torch
 from unirl.config.error import nearest
 from unirl.data.prompts import PromptSource, as_roots
 from unirl.distributed.tensor.plane import resolved
+from unirl.models.base import Family
 from unirl.observability.atomic import replace_file
 from unirl.observability.clips import stills, write_clips
 from unirl.observability.grids import before_after, save_grid
@@ -18,6 +19,7 @@ from unirl.observability.run_folder import RunFolder
 from unirl.observability.texts import write_texts
 from unirl.reward.scorer import Scorer, SetMeasure
 from unirl.reward.service import RewardConfig, WeightedScorer, set_measures
+from unirl.trainer.reads import check_reads
 from unirl.trainer.run import RunConfig
 from unirl.types.media import Media
 from unirl.types.reward import Scores
@@ -51,9 +53,10 @@ class EvalConfig(ABC):
             if self.__dict__[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
 
-    def check(self, reward: RewardConfig, run: RunConfig) -> None:
+    def check(self, model: Family, sampling: SamplingParams, reward: RewardConfig, run: RunConfig) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
         self.judges(reward).refuse_names([TOTAL])
+        check_reads(self.judges(reward), model, sampling, self.prompts.rows())
         if run.keep_best:
             self._check_best(reward, run)
 

@@ -249,6 +249,21 @@ def test_pictures_of_a_rewritten_prompt_are_scored_against_what_the_user_asked()
     assert scorer_inputs(Sample((roots, rewrites)))[0].text == "a fluffy cat at dusk"
 
 
+def test_an_edit_is_scored_beside_the_picture_of_its_own_prompt():
+    texts = ["red", "blue", "a pair", "none"]
+    filled = generated(texts, branch=2)
+    grey = [torch.full((3, 2, 5), level / 255) for level in range(4)]
+    prompts = Media(texts=texts, sources=[grey[:1], grey[1:2], grey[2:], []])
+    roots = Part(ids=filled.roots.ids, metadata=filled.roots.metadata, media=prompts)
+    inputs = scorer_inputs(Sample((roots, filled.frontier)))
+    assert [int(entry.original[0, 0, 0]) for entry in inputs[:4]] == [0, 0, 1, 1]
+    assert inputs[0].original.shape == (2, 5, 3)
+    assert not inputs[0].original.flags.writeable
+    assert [entry.source for entry in inputs[4:]] == [None] * 4
+    with pytest.raises(ValueError, match=r"the prompt of r0\.p2/0 comes without one source picture"):
+        _ = inputs[4].original
+
+
 def test_scorers_see_rounded_uint8_pictures_that_they_cannot_change():
     entry = scorer_inputs(generated(["a"] * 3))[2]
     assert entry.picture.dtype == np.uint8
