@@ -7,10 +7,22 @@ import os
 # For the processes that tests start: bits of matrix products depend on the number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from collections.abc import Iterator
+
 import hypothesis
+import pytest
 import torch
+
+from tests.ranks import RankPool, rank_pool
 
 torch.set_num_threads(1)
 
 hypothesis.settings.register_profile("unirl", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.load_profile("unirl")
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """`ranks(2, function, *args)`: what `function(rank_info, *args)` returns on each of two ranks."""
+    with rank_pool() as pool:
+        yield pool

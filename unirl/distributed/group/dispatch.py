@@ -22,12 +22,15 @@ class Dispatch(enum.Enum):
     DP_SCATTER: the first argument that is a Sample or Rows is split over the data-parallel ranks (a Sample by its
                 roots, Rows by rows), every other argument is the same for all. Results are joined: Sample and Rows
                 end to end, Metrics merged, None. A rank without rows is not called.
+    DP_COLLECTIVE: the same for a method in which the ranks wait for each other: a rank without rows is called with None
+                in place of its share, and returns None.
     BROADCAST:  the same arguments for all ranks. All results must be of one type; rank 0's is the result, Metrics are
                 merged.
     RANK_ZERO:  rank 0 alone is called.
     """
 
     DP_SCATTER = "dp_scatter"
+    DP_COLLECTIVE = "dp_collective"
     BROADCAST = "broadcast"
     RANK_ZERO = "rank_zero"
 
@@ -46,7 +49,7 @@ def plan(dispatch: Dispatch, call: Call, ranks: Sequence[RankInfo]) -> dict[int,
         return {0: call}
     if dispatch is Dispatch.BROADCAST:
         return {info.rank: call for info in ranks}
-    shards = shard(call.args, call.kwargs, ranks[0].dp)
+    shards = shard(call.args, call.kwargs, ranks[0].dp, idle=dispatch is Dispatch.DP_COLLECTIVE)
     return {info.rank: piece for info in ranks if (piece := shards[info.dp_rank]) is not None}
 
 
@@ -57,6 +60,8 @@ def collect(dispatch: Dispatch, results: Mapping[int, Any], ranks: Sequence[Rank
     spoken = [results[info.rank] for info in ranks if info.speaks and info.rank in results]
     if dispatch is Dispatch.DP_SCATTER:
         return join(spoken)
+    if dispatch is Dispatch.DP_COLLECTIVE:
+        return join([result for result in spoken if result is not None] or spoken)
     _require_one_type([results[info.rank] for info in ranks])
     return merge(spoken) if all(_is_metrics(result) for result in spoken) else results[0]
 
@@ -67,9 +72,10 @@ def shard_sizes(count: int, n: int) -> list[int]:
     return [share + (rank < extra) for rank in range(n)]
 
 
-def shard(args: tuple[Any, ...], kwargs: dict[str, Any], n: int) -> list[Call | None]:
+def shard(args: tuple[Any, ...], kwargs: dict[str, Any], n: int, *, idle: bool = False) -> list[Call | None]:
     """The arguments of `n` data-parallel ranks; None for each trailing rank that has no row.
 
+    idle: such a rank is called all the same, with None in place of its share
     Raises ValueError where no argument can be split, or where it has no rows.
     """
     position, batch = _first_batch(args, kwargs)
@@ -81,7 +87,7 @@ def shard(args: tuple[Any, ...], kwargs: dict[str, Any], n: int) -> list[Call | 
     sizes = shard_sizes(count, n)
     pieces = batch.split([size for size in sizes if size])
     calls: list[Call | None] = [_with_argument(args, kwargs, position, piece) for piece in pieces]
-    return calls + [None] * (n - len(pieces))
+    return calls + [_with_argument(args, kwargs, position, None) if idle else None] * (n - len(pieces))
 
 
 def join(results: Sequence[Any]) -> Any:

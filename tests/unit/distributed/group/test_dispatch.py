@@ -164,3 +164,17 @@ def test_rank_zero_calls_rank_zero_alone_and_takes_any_result():
     call = Call((media(3),), {})
     assert plan(Dispatch.RANK_ZERO, call, ranks) == {0: call}
     assert collect(Dispatch.RANK_ZERO, {0: 3.5}, ranks) == 3.5
+
+
+def test_a_collective_calls_ranks_without_rows_too_and_leaves_their_none_out():
+    infos = [RankInfo(rank, 4, dp=4) for rank in range(4)]
+    calls = plan(Dispatch.DP_COLLECTIVE, Call((sample(2), "x"), {}), infos)
+    assert [call.args[0] is None for call in calls.values()] == [False, False, True, True]
+    assert [call.args[1] for call in calls.values()] == ["x"] * 4
+    filled = collect(Dispatch.DP_COLLECTIVE, {rank: call.args[0] for rank, call in calls.items()}, infos)
+    assert filled.frontier.ids == sample(2).frontier.ids
+
+
+def test_a_collective_without_results_is_none():
+    infos = [RankInfo(rank, 2, dp=2) for rank in range(2)]
+    assert collect(Dispatch.DP_COLLECTIVE, {0: None, 1: None}, infos) is None
