@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unirl.trainer.diffusion import reward_metrics
+from unirl.trainer.rl import reward_metrics
 from unirl.types.advantages import Scale, combine_rewards, group_relative
 from unirl.types.media import Media
 from unirl.types.metric import values

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from unirl.trainer.diffusion import AdvantageConfig, reward_metrics
+from unirl.trainer.rl import AdvantageConfig, reward_metrics
 from unirl.types.metric import values
 from unirl.types.reward import Failure, Scores
 from unirl.types.sample import Part

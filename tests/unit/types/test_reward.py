@@ -13,7 +13,7 @@ from unirl.types.reward import Failure, Scores
 
 def scored(*failures: tuple[Failure, ...], names: tuple[str, ...] = ("one", "two")) -> Scores:
     total = torch.tensor([math.nan if row else 0.5 for row in failures])
-    return Scores(total, {name: total for name in names}, list(failures))
+    return Scores(total, dict.fromkeys(names, total), list(failures))
 
 
 def failed(culprit: str, row: int) -> Failure:
@@ -48,17 +48,17 @@ def test_the_share_is_of_the_whole_batch_however_it_was_cut() -> None:
 def test_the_first_samples_stop_a_batch_as_soon_as_it_is_lost() -> None:
     first = scored((failed("one", 0),), (failed("one", 1),))
     assert first.accepted(0.25, of=8) is first
-    with pytest.raises(RuntimeError, match="^2 of 8 samples have no reward"):
+    with pytest.raises(RuntimeError, match=r"^2 of 8 samples have no reward"):
         first.accepted(0.2, of=8)
 
 
 def test_culprits_are_counted_in_the_order_of_the_scorers_with_the_first_cause_of_the_first() -> None:
     """A picture that is broken comes before all scorers, whichever sample failed first."""
     rows = ((failed("two", 0),), (failed("one", 1), failed("two", 1)), (failed("one", 2),), ())
-    message = "Failed: one on 2, two on 2. First cause: one: r0.p1/0: no"
+    message = r"Failed: one on 2, two on 2\. First cause: one: r0\.p1/0: no"
     with pytest.raises(RuntimeError, match=message):
         scored(*rows).accepted(0.5)
-    with pytest.raises(RuntimeError, match="Failed: picture on 1, one on 2, two on 2. First cause: picture: r0.p3/0"):
+    with pytest.raises(RuntimeError, match=r"Failed: picture on 1, one on 2, two on 2\. First cause: picture: r0"):
         scored(*rows[:3], (failed("picture", 3),)).accepted(0.5)
 
 

@@ -24,6 +24,10 @@ class Pending(ABC, Generic[Value]):
     def result(self) -> Value:
         """Wait for it; the value, or the exception that ended it. Asked again, it answers the same."""
 
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+
 
 class Launcher(ABC):
     """Starts the ranks of one slab and runs calls in them.
@@ -52,7 +56,10 @@ class Launcher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for."""
+        """Close the instances, the latest built first, and then the ranks.
+
+        Calls under way are waited for; those that wait for their turn are dropped.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
