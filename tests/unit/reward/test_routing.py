@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.unit.reward.samples import Rule, accepted, answered, generated, level
 from unirl.config.error import ConfigError
 from unirl.config.load import dump, load
 from unirl.data.prompts import PromptRow
-from unirl.reward.service import RewardConfig, WeightedScorer
+from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
 from unirl.trainer.rl import AdvantageConfig, reward_metrics
 from unirl.types.media import Media
 from unirl.types.metric import values
@@ -102,9 +102,9 @@ def test_a_sample_without_a_scorer_is_refused_and_has_no_reward_of_0():
 # --- advantages ---
 
 
-def scored(combine: str, **scorers: WeightedScorer) -> tuple[Part, RewardConfig]:
+def scored(combine: Literal["weighted_sum", "per_component"], **scorers: WeightedScorer) -> tuple[Part, RewardConfig]:
     """Levels 0 .. 3: the group `count` has 0 and 1, the group `colour` 2 and 3."""
-    judge = service(**scorers)
+    judge = RewardService(RewardConfig(scorers))
     part = (sample := generated(["a", "b"], 2, [COUNT, COLOUR])).frontier.with_rewards(judge.score(sample))
     return AdvantageConfig(combine=combine, eps=0.0, scale="group_std").of(part, judge.config), judge.config
 
