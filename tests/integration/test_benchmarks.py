@@ -10,11 +10,17 @@ import torch
 from benchmarks import ar_step, diffusion_step
 from benchmarks.ar_step import TextWorkload
 from benchmarks.bare_loop import Workload
+from benchmarks.scored_rollout import measure_overlap
 from unirl.distributed.group.placement import Placement
 from unirl.models.random_weights.sd3 import write
 from unirl.models.tiny_language import TinyLM
 
 SMALL = Workload(group=2, steps=3, trained=1)
+
+
+def test_both_sides_of_the_overlap_benchmark_have_the_same_scores(tmp_path: Path) -> None:
+    cost = measure_overlap(write(tmp_path / "sd3"), chunks=2, group=2, steps=2, repeats=1)
+    assert cost.best == 0.75
 
 
 def test_both_sides_of_the_diffusion_benchmark_take_a_step(tmp_path: Path) -> None:
