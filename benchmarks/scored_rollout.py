@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks.diffusion_step import SIDE, TEXT
+from benchmarks.diffusion_step import SIDE, TEXT, Brightness
 from unirl.data.prompts import PromptRow, as_roots
+from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Placement
 from unirl.models.diffusion.sd3 import SD3
 from unirl.models.diffusion_pipeline import DiffusionPipeline
@@ -26,7 +26,7 @@ from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import DiffusionBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.trainer.scored import scored
-from unirl.types.sample import Part, Sample
+from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
 
 
@@ -43,22 +43,23 @@ class Sleeping(Scorer):
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Median seconds of a rollout with its scores; `chunk`: what one of the `chunks` takes to be generated."""
+    """Median seconds: of a rollout and of its scores one after the other, and of both in `chunks` chunks."""
 
     chunks: int
-    chunk: float
-    whole: float
+    rollout: float
+    reward: float
     chunked: float
 
     @property
     def ratio(self) -> float:
-        """Of the time of a rollout that is scored whole."""
-        return self.chunked / self.whole
+        """Of the time that one after the other takes."""
+        return self.chunked / (self.rollout + self.reward)
 
     @property
     def best(self) -> float:
-        """The least ratio that a scorer as slow as the generation allows."""
-        return (self.chunks + 1) / (2 * self.chunks)
+        """The least that the ratio can be: one chunk of the quicker side is not overlapped."""
+        quick, slow = sorted((self.rollout, self.reward))
+        return (quick / self.chunks + slow) / (quick + slow)
 
 
 def measure_overlap(checkpoint: Path, *, chunks: int, group: int, steps: int, repeats: int) -> Overlap:
@@ -78,30 +79,25 @@ def measure_overlap(checkpoint: Path, *, chunks: int, group: int, steps: int, re
             with_reference=False,
         )
         rollout = slab.spawn(TrainsideEngine, backend, Trainside(batch_size=group), DiffusionPipeline)
-        chunk = _median(lambda: rollout.generate(request), repeats + 1) / chunks
-        scorer = WeightedScorer(Sleeping(chunk / group), time_limit=60.0)
-        reward = slab.spawn(RewardService, RewardConfig({"level": scorer}))
-
-        def step(sizes: list[int]) -> Part:
-            return scored(request, rollout, reward, sizes=sizes, max_invalid=0.0, timer=PhaseTimer())
-
-        whole, each = step([chunks]), step([1] * chunks)
-        assert whole.rewards is not None
-        assert each.rewards is not None
-        # Text encoders round otherwise for one prompt than for several at once.
-        assert torch.allclose(whole.rewards, each.rewards, atol=0.5)
-        return Overlap(
-            chunks,
-            chunk,
-            whole=_median(lambda: step([chunks]), repeats),
-            chunked=_median(lambda: step([1] * chunks), repeats),
-        )
+        reward = slab.spawn(RewardService, RewardConfig({"level": WeightedScorer(Brightness())}))
+        first = _seconds(request, rollout, reward, [chunks])
+        scorer = Sleeping(first["seconds/rollout"] / chunks / group)
+        reward = slab.spawn(RewardService, RewardConfig({"level": WeightedScorer(scorer, time_limit=60.0)}))
+        _seconds(request, rollout, reward, [chunks])  # its process starts
+        laps = [
+            [_seconds(request, rollout, reward, sizes) for sizes in ([chunks], [1] * chunks)] for _ in range(repeats)
+        ]
+    return Overlap(
+        chunks,
+        rollout=statistics.median(whole["seconds/rollout"] for whole, _ in laps),
+        reward=statistics.median(whole["seconds/reward"] for whole, _ in laps),
+        chunked=statistics.median(chunked["seconds/step"] for _, chunked in laps),
+    )
 
 
-def _median(work: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def _seconds(
+    request: Sample, rollout: Handle[TrainsideEngine], reward: Handle[RewardService], sizes: list[int]
+) -> dict[str, float]:
+    timer = PhaseTimer()
+    scored(request, rollout, reward, sizes=sizes, max_invalid=0.0, timer=timer)
+    return timer.lap()
