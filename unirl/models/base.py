@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 
@@ -18,6 +18,8 @@ from unirl.types.conversation import Conversation, Turns
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
+Tensors = TypeVar("Tensors")
+
 
 @dataclasses.dataclass
 class Bundle:
@@ -28,6 +30,7 @@ class Bundle:
     processors:  what is no module: tokenizers, a scheduler's config, the pipeline that encodes and saves
     part:        the part of the transformer that is trained, where the rest of it stays as it is; None for all of it
     critic:      a value head, trained whole and in float32 beside the transformer; no part of what is exported
+    root:        around all work with weights that are spread over ranks; None where they are whole
 
     All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
@@ -37,6 +40,7 @@ class Bundle:
     processors: dict[str, Any] = dataclasses.field(default_factory=dict)
     part: torch.nn.Module | None = None
     critic: torch.nn.Module | None = None
+    root: torch.nn.Module | None = None
 
     def __post_init__(self) -> None:
         for module in (self.transformer, *self.frozen.values()):
@@ -55,6 +59,13 @@ class Bundle:
         head = {} if self.critic is None else dict(self.critic.named_parameters(prefix="critic"))
         assert not own.keys() & head.keys(), "the transformer has a critic of its own"
         return {name: parameter for name, parameter in (own | head).items() if parameter.requires_grad}
+
+    def run(self, work: Callable[[], Tensors]) -> Tensors:
+        """`work()` with the weights of the transformer and the critic at hand: one forward, as FSDP sees it.
+
+        It returns a tensor or a tuple of tensors, and may use the modules in any way.
+        """
+        return work() if self.root is None else self.root(work)
 
     @property
     def device(self) -> torch.device:
@@ -113,12 +124,18 @@ class Family(ABC):
 
     facts:        for people
     lora_targets: module name suffixes that LoRA wraps unless a recipe names others
-    block_names:  class names of the transformer blocks (sharding, gradient checkpointing)
+    block_names:  class names of the transformer blocks (sharding)
+    even:         whether equal batches take equal forwards, whatever is in them: sharded training needs it
     """
 
     facts: ClassVar[Facts]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
+    even: ClassVar[bool] = True
+
+    def blocks(self, bundle: Bundle) -> tuple[str, ...]:
+        """`block_names`, unless the checkpoint decides."""
+        return self.block_names
 
     @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import Literal
 
-from unirl.algorithms.base import Progress
 from unirl.algorithms.token_base import TokenAlgorithm
 from unirl.data.prompts import PromptRow
 from unirl.distributed.group.placement import Slab
@@ -126,7 +125,7 @@ class ARTrainer(RLTrainer):
         config = self.config
         part, drawn = config.responses.gathered(config.data.prompts_per_step, functools.partial(self._scored, number))
         part = self._with_advantages(config.responses.shaped(part, config.sampling))
-        metrics = self.stack.train(part, Progress(number, config.run.steps))
+        metrics = self.train(part, number)
         return merge([self.reward_metrics(part), response_metrics(part), drawn, metrics])
 
     def _scored(self, number: int, extra: int, count: int) -> Part:

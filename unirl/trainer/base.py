@@ -8,13 +8,14 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, final
 
 import torch
 
+from unirl.algorithms.base import Progress
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.handle import Handle
@@ -30,10 +31,12 @@ from unirl.train.backend.config import BackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
-from unirl.train.stack.planner import Geometry
+from unirl.train.stack.base import TrainStack
+from unirl.train.stack.planner import Batch, Geometry
 from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.types.metric import Metrics, values
+from unirl.types.sample import Part
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +113,9 @@ class Trainer(ABC):
         with refusals():
             folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
-        with _stop_requests() as stop, self._common.placement.slab() as slab:
+        with _stop_requests() as stop, ExitStack() as slabs:
             with refusals():
+                slab = slabs.enter_context(self._common.placement.slab())
                 self.setup(slab)
                 done = self._resume(store)
             log = MetricsLog(folder.metrics)
@@ -186,7 +190,7 @@ def spawn_backend(
         FSDPBackend,
         model,
         backend,
-        device=torch.device(config.placement.device_type()),
+        device=torch.device(slab.device_type),
         seed=config.run.seed,
         total_steps=total_steps,
         with_reference=with_reference,
@@ -194,13 +198,20 @@ def spawn_backend(
 
 
 class PolicyTrainer(Trainer):
-    """A run of one policy. A subclass sets `backend` in its setup."""
+    """A run of one policy. A subclass sets `backend` and `stack` in its setup."""
 
     backend: Handle[FSDPBackend[Any, Any]]
+    stack: Handle[TrainStack]
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__(config)
         self._policy = config
+
+    @final
+    def train(self, part: Part, number: int) -> Metrics:
+        """All optimizer steps on `part`, which is rollout (or batch) `number`."""
+        run = self._policy.run
+        return self.stack.train(Batch.of(part, run.seed, self.stack.dp), Progress(number, run.steps))
 
     @final
     def evaluation_due(self, done: int) -> bool:

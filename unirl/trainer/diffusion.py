@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from unirl.algorithms.base import Progress
 from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.distributed.group.placement import Slab
 from unirl.models.base import DiffusionFamily
@@ -106,8 +105,7 @@ class DiffusionTrainer(RLTrainer):
     def step(self, number: int) -> Metrics:
         config = self.config
         part = config.advantage.of(self.scored(self.prompts.draw(number)), config.reward)
-        metrics = self.stack.train(part, Progress(number, config.run.steps))
-        return merge([self.reward_metrics(part), metrics])
+        return merge([self.reward_metrics(part), self.train(part, number)])
 
     def evaluate(self) -> Evaluation | None:
         if self.config.eval is None:

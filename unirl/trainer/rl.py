@@ -87,6 +87,11 @@ class RLConfig(PolicyConfig):
         data, rows = self.data, self.data.prompts.rows()
         self.train.geometry.check(data.prompts_per_step * data.samples_per_prompt)
         PromptSampler(rows, data.prompts_per_step, self.run.seed)
+        if data.prompts_per_chunk is not None and self.placement.launcher != "local":
+            raise ValueError(
+                f"data.prompts_per_chunk={data.prompts_per_chunk} needs placement.launcher=local: the ranks of "
+                f"{self.placement.launcher} do one thing at a time, scores would not overlap with rollouts; set it to null"
+            )
         self.reward.refuse_names(figures)
         self.reward.refuse_unscored(rows)
         self.reward.refuse_idle(rows)
@@ -127,7 +132,7 @@ class RLTrainer(PolicyTrainer):
         """What scores samples and trains on them, and what judges those of evaluations."""
         config = self._rl
         self.reward = slab.spawn(RewardService, config.reward)
-        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
+        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry)
         if config.eval is not None:
             self.judges = slab.spawn(RewardService, config.eval.judges(config.reward))
 

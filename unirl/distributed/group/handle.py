@@ -78,11 +78,16 @@ class Handle(Generic[Worker]):
     key: int
 
     def __post_init__(self) -> None:
-        hidden = {field.name for field in dataclasses.fields(self)} & set(self.remote.declared())
+        hidden = {"dp", *(field.name for field in dataclasses.fields(self))} & set(self.remote.declared())
         if hidden:
             raise ValueError(
                 f"{self.remote.__name__} declares {sorted(hidden)}, which name parts of a Handle: rename them"
             )
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks of the slab."""
+        return self.launcher.ranks[0].dp
 
     def __getattr__(self, name: str) -> RemoteCall:
         # Copying and pickling ask for dunder names before there are fields; those are never remote methods.

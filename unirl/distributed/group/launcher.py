@@ -17,6 +17,10 @@ Kind = TypeVar("Kind")
 Value = TypeVar("Value")
 
 
+class WorkerLostError(RuntimeError):
+    """The process of a rank, or its node, is gone: the message names slab, rank, remote, method and cause."""
+
+
 class Pending(ABC, Generic[Value]):
     """A call under way."""
 
@@ -55,10 +59,11 @@ class Launcher(ABC):
         return self.start(key, method, calls).result()
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """Close the instances, the latest built first, and then the ranks.
 
-        Calls under way are waited for; those that wait for their turn are dropped.
+        Calls under way are waited for; of those that wait for their turn a launcher may drop some.
+        at_once: where ranks are processes of their own, kill them instead
         """
 
 

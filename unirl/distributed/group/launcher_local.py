@@ -37,7 +37,7 @@ class LocalLauncher(Launcher):
             self._latest[key].exception()  # in order: what was started before runs before
         return self._run(key, method, calls)
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         for thread in self._threads.values():
             thread.shutdown(wait=True, cancel_futures=True)
         self._host.close()

@@ -182,6 +182,7 @@ class Wan22A14B(Wan):
         advice="boundary 0.875 for T2V, 0.9 for I2V; LoRA on the high-noise expert alone needs the least memory",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (True, False, False)
+    even: ClassVar[bool] = False
 
     boundary: float = 0.875
     low_guidance: float | None = None

@@ -1,13 +1,14 @@
 """FSDPBackend: the policy's weights and everything that changes them.
 
-Structural injection (LoRA, EMA shadow, reference), optimizer, learning rate and gradient clipping of one trainable
-module. One rank holds the module whole.
+Structural injection (LoRA, EMA shadow, reference), sharding, optimizer, learning rate and gradient clipping of one
+trainable module. What a step decides (its norm, whether it is skipped) is the same on every rank.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, Literal
 
@@ -15,11 +16,15 @@ import torch
 
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
+from unirl.distributed.group.world import World
+from unirl.models.base import Family
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
+from unirl.train.dtensor import whole
 from unirl.train.ema import Shadow
 from unirl.train.lora import inject, switched_off
 from unirl.train.rng import rng_state, seed_rngs, set_rng_state
 from unirl.types.metric import Metrics, mean, total
+from unirl.types.seed import derive_seed
 
 
 class FSDPBackend(Remote, Generic[FamilyT, StageT]):
@@ -39,8 +44,11 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         total_steps: int,
         with_reference: bool,
     ) -> None:
-        seed_rngs(seed)
+        # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
+        seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
+        self.world = World.of(self.rank_info, device.type)
+        _refuse_uneven(family, config, self.world)
         dtype = _compute_dtype(config.compute_dtype, device)
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.
         master_dtype = torch.float32 if config.lora is None else dtype
@@ -53,6 +61,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if config.gradient_checkpointing:
             family.recompute_blocks(bundle)
         self.stage: StageT = config.stage(family, bundle, dtype)
+        self.spread = config.sharding.spread(bundle, self.world, family.blocks(bundle), dtype)
         self._parameters = bundle.trainable
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
@@ -78,18 +87,21 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if self._config.lora is not None:
             return switched_off(self._module)
         assert self._reference is not None, "the backend was made without a reference"
-        return self._reference.applied()
+        return self._applied(self._reference)
 
     def ema(self) -> AbstractContextManager[None]:
         """The EMA weights, for the duration of a `with` block."""
         assert self._ema is not None, "the backend was made without an EMA"
-        return self._ema.applied()
+        return self._applied(self._ema)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights on this rank for the duration of a `with` block, which every rank enters."""
+        return self.spread.gathered()
 
     def step(self) -> Metrics:
         """One optimizer step from the accumulated gradient, or none where the gradient is not finite."""
-        parameters = list(self._parameters.values())
-        limit = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        self.spread.add_up(self._parameters)
+        norm = clipped(list(self._parameters.values()), self._config.max_grad_norm)
         lr = self._config.optimizer.lr_at(self._steps, self._total_steps)
         if math.isfinite(norm):
             for group in self._optimizer.param_groups:
@@ -159,16 +171,23 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         self.version = state["version"]
         set_rng_state(state["rng"])
 
-    @remote(Dispatch.RANK_ZERO)
+    @remote(Dispatch.BROADCAST)
     def export(self, folder: Path, *, weights: Literal["live", "ema"]) -> None:
         """Write what the ecosystem loads: the family's own folder, or a PEFT adapter where LoRA is trained."""
         from unirl.train.export import write_export
 
-        if weights == "live":
-            write_export(self.stage, self._config.lora, folder)
-        else:
-            with self.ema():
+        with self.ema() if weights == "ema" else nullcontext(), self.gathered():
+            if self.rank_info.rank == 0:
                 write_export(self.stage, self._config.lora, folder)
+
+    @contextmanager
+    def _applied(self, shadow: Shadow) -> Iterator[None]:
+        self.spread.settle()
+        with shadow.applied():
+            try:
+                yield
+            finally:
+                self.spread.settle()
 
     def _refuse_misfit(self, state: dict[str, Any]) -> None:
         saved = state["parameters"]
@@ -188,6 +207,20 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if self._ema is not None and ema is not None and ema.unit == unit:
             self._ema.update(ema.decay_at(self._ema_updates))
             self._ema_updates += 1
+
+
+def clipped(parameters: list[torch.nn.Parameter], limit: float | None) -> float:
+    """The norm of the whole gradient, on every rank; scaled down to `limit` where that is less."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
+    return float(whole(norm))
+
+
+def _refuse_uneven(family: Family, config: BackendConfig[Any, Any], world: World) -> None:
+    if world.mesh is not None and config.sharding.mode != "none" and not family.even:
+        raise ValueError(
+            f"{type(family).__name__} does more or fewer forwards, as its rows ask for: ranks that share its weights "
+            f"would wait for each other for ever. Set train.backend.sharding.mode=none, got {config.sharding.mode}"
+        )
 
 
 def _compute_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:

@@ -18,12 +18,12 @@ from unirl.config.load import dump, load
 from unirl.reward.http import protocol
 from unirl.reward.http.client import Server
 from unirl.reward.http.config import ServedScorer
-from unirl.reward.http.server import version_of
 from unirl.reward.scorer import Scorer, ScorerInput, Unscored
 from unirl.reward.scorers.exact_match import ExactMatch
 from unirl.reward.scorers.jpeg import JpegIncompressibility
 from unirl.reward.scorers.remote import RemoteScorer
 from unirl.reward.service import WeightedScorer
+from unirl.reward.version import version_of
 
 
 def pictures(count: int, height: int = 24, width: int = 40) -> list[ScorerInput]:
