@@ -90,7 +90,7 @@ class RLConfig(PolicyConfig):
         if data.prompts_per_chunk is not None and self.placement.launcher != "local":
             raise ValueError(
                 f"data.prompts_per_chunk={data.prompts_per_chunk} needs placement.launcher=local: the ranks of "
-                f"{self.placement.launcher} do one thing at a time, scores would not overlap with rollouts; set it to null"
+                f"{self.placement.launcher} do one thing at a time, so nothing would overlap; set it to null"
             )
         self.reward.refuse_names(figures)
         self.reward.refuse_unscored(rows)

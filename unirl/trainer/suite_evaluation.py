@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -90,7 +90,7 @@ class Judged:
 
     prompt:  its row in the suite
     scores:  by figure, of the scorers that apply to it; NaN where it has none
-    answers: by scorer, the probability of the right answer to each question; empty where it has none
+    answers: by scorer that applies to it, the probability of the right answer to each question; empty where it has none
     cause:   why it is invalid, or ""
     text:    what a language model wrote
     """
@@ -141,7 +141,7 @@ class SuiteEvaluation:
         found: dict[str, list[tuple[float, int]]] = {}
         for sample in self.samples:
             skills = answer_skills(self.suite.rows[sample.prompt])
-            if skills:
+            if skills and scorer in sample.answers:
                 answers = sample.answers[scorer] or [math.nan] * len(skills)
                 for skill, answer in zip(skills, answers, strict=True):
                     found.setdefault(skill, []).append((answer, sample.prompt))
@@ -192,7 +192,11 @@ class _Judges:
                 id=sample_id,
                 prompt=first + row // number,
                 scores=self._figures(scores, row, part),
-                answers={name: answers.kept.get(sample_id, []) for name, answers in self._answers.items()},
+                answers={
+                    name: answers.kept.get(sample_id, [])
+                    for name, answers in self._answers.items()
+                    if self._applies(name, part.metadata[row])
+                },
                 cause=scores.causes[row],
                 text=None if texts is None else texts[row],
             )
@@ -203,10 +207,13 @@ class _Judges:
         """End what the scorers started."""
         self._service.close()
 
+    def _applies(self, name: str, metadata: dict[str, Any]) -> bool:
+        return self._service.config.scorers[name].applies(metadata)
+
     def _figures(self, scores: Scores, row: int, part: Part) -> dict[str, float]:
         figures = {TOTAL: float(scores.total[row])} if self._totals else {}
         for name, column in scores.components.items():
-            if not self._service.config.scorers[name].applies(part.metadata[row]):
+            if not self._applies(name, part.metadata[row]):
                 continue
             if name not in self._answers:
                 figures[name] = float(column[row])
