@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from unirl.data.prompts import PromptRow
 from unirl.models.base import Family
@@ -21,7 +21,7 @@ _PLURALS: dict[Read, str] = {
 }
 
 
-def check_reads(reward: RewardConfig, model: Family, sampling: SamplingParams, rows: Iterable[PromptRow]) -> None:
+def check_reads(reward: RewardConfig, model: Family, sampling: SamplingParams, rows: Sequence[PromptRow]) -> None:
     """ValueError for a scorer that would find nothing to score in the samples of `model` for these prompts."""
     made: set[Read] = {*model.made(sampling)}
     if made & {"picture", "video"}:
@@ -35,13 +35,11 @@ def check_reads(reward: RewardConfig, model: Family, sampling: SamplingParams, r
                 f"scorer {name}: {type(scorer).__name__} reads {lacking}, and {type(model).__name__} makes {own}: take "
                 f"a scorer of {own}, or a model that makes {lacking}"
             )
-    editing = {name: scorer for name, scorer in scorers.items() if "source" in scorer.needs}
-    if editing:
-        _refuse_other_than_one(editing, rows)
+        if "source" in scorer.needs:
+            _refuse_other_than_one(name, scorer, [row for row in rows if reward.scorers[name].applies(row.metadata)])
 
 
-def _refuse_other_than_one(scorers: dict[str, Scorer], rows: Iterable[PromptRow]) -> None:
-    name, scorer = next(iter(scorers.items()))
+def _refuse_other_than_one(name: str, scorer: Scorer, rows: Iterable[PromptRow]) -> None:
     for row in rows:
         if len(row.pictures) != 1:
             raise ValueError(

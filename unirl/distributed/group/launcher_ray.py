@@ -231,6 +231,9 @@ class _Started(Pending[dict[int, Any]]):
         assert self.values is not None
         return self.values
 
+    def done(self) -> bool:
+        return self.error is not None or self.values is not None  # it is waited for with every later call
+
 
 def _outcome(ref: Any) -> Outcome | RayError:
     try:
