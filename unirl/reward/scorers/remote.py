@@ -35,6 +35,12 @@ class RemoteScorer(Scorer):
             return [Unscored(str(error)) for _ in samples]
         return self.server.scores(self.scorer, version, samples)
 
+    def sleep(self) -> None:
+        self.server.sleep()
+
+    def wake(self) -> None:
+        self.server.wake()
+
     @functools.cached_property
     def _version(self) -> str:
         served = self.server.version(self.scorer)

@@ -18,7 +18,7 @@ from unirl.config.load import dump, load
 from unirl.reward.http import protocol
 from unirl.reward.http.client import Server
 from unirl.reward.http.config import ServedScorer
-from unirl.reward.http.server import version_of
+from unirl.reward.http.fleet import version_of
 from unirl.reward.scorer import Scorer, ScorerInput, Unscored
 from unirl.reward.scorers.exact_match import ExactMatch
 from unirl.reward.scorers.jpeg import JpegIncompressibility
