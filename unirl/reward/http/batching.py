@@ -155,6 +155,8 @@ class Lane:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 future.set_result(function())
             except Exception as error:  # noqa: BLE001 - who waits for the future gets it

@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import threading
 import time
+from typing import Any
 
 import httpx
 import numpy as np
@@ -21,7 +22,7 @@ from unirl.config.error import ConfigError
 from unirl.config.load import load
 from unirl.reward.http.config import Example, ServeConfig, ServedScorer
 from unirl.reward.http.server import RewardServer, listening_socket
-from unirl.reward.scorer import ScorerInput
+from unirl.reward.scorer import Scorer, ScorerInput
 
 SERVED = """\
 defaults:
@@ -33,9 +34,9 @@ port: 0
 """
 
 
-def complaint(*examples: Example, scorer: Level | Rule) -> str | None:
+def complaint(*examples: Example, scorer: Scorer, **settings: Any) -> str | None:
     """Why the server of a scorer with these examples has ended."""
-    config = ServeConfig({"s": ServedScorer(scorer, examples=examples)}, port=0)
+    config = ServeConfig({"s": ServedScorer(scorer, examples=examples)}, port=0, **settings)
     with listening_socket(config) as listener:
         server = RewardServer(config)
         server.run(listener)
