@@ -2,7 +2,8 @@
 
     this server -> loopback -> `python -m unirl.reward.http.other_python CONFIG` under that Python -> the scorer
 
-It is started again where it has ended or is stuck, and ends with this process, whatever that ends by: its standard input closes.
+It is started again where it has ended or is stuck. It ends with this process, whatever that ends by: its standard input
+closes.
 """
 
 from __future__ import annotations

@@ -127,6 +127,7 @@ def test_processes_of_a_time_limit_end_and_others_start():
         scorer.wake()
         (second,) = scorer.score([sample])
     assert first != second > 0
+    assert not Path(f"/proc/{second:.0f}").exists()
 
 
 def test_what_does_not_wake_stays_asleep_and_says_why():
