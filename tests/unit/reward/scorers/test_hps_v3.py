@@ -112,14 +112,18 @@ def write_published(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+def write_base(folder: Path) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    transformers.Qwen2VLForConditionalGeneration(tiny_config(300)).save_pretrained(folder)
+    qwen_tokenizer().save_pretrained(folder)
+    Qwen2VLImageProcessorPil().save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("hpsv3")
-    transformers.Qwen2VLForConditionalGeneration(tiny_config(300)).save_pretrained(base)
-    qwen_tokenizer().save_pretrained(base)
-    Qwen2VLImageProcessorPil().save_pretrained(base)
+    write_base(base)
     state = write_published(folder)
     model: Any = transformers.Qwen2VLModel(tiny_config(ROWS + 1)).eval()
     names = {name: published(f"model.{name}") for name in model.state_dict()}
