@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 
 from tests.unit.reward.scorers.blip import save_image_reward
 from tests.unit.reward.scorers.test_aesthetic import save_aesthetic
@@ -34,6 +35,7 @@ COUNT, SIDE, FRAMES = 16, 512, 8
 def scorer_speeds(rounds: int = 3) -> dict[str, float]:
     """Samples a CPU second by scorer, the best of so many rounds, after one that loads the model."""
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
     samples = _samples()
     with tempfile.TemporaryDirectory() as folder:
         return {type(scorer).__name__: _speed(scorer, samples, rounds) for scorer in _scorers(Path(folder))}
