@@ -150,11 +150,11 @@ def test_a_move_is_bounded_in_time():
         def wake(self) -> None:
             woken.wait(30)
 
-    with live({"level": Slow()}, load_seconds=0.3) as url:
+    with live({"level": Slow()}, load_seconds=1) as url:
         assert post(url, {"state": "offloaded"}).status_code == 200
         late = post(url, {"state": "resident"})
         woken.set()
-        assert (late.status_code, late.json()) == (504, {"error": "not resident after load_seconds=0.3"})
+        assert (late.status_code, late.json()) == (504, {"error": "not resident after load_seconds=1"})
         assert post(url, {"state": "resident"}).json() == {"state": "resident"}
 
 
