@@ -69,7 +69,8 @@ def test_a_server_that_is_killed_and_started_again_costs_no_sample(tmp_path):
 def test_the_command_composes_its_file_and_ends_on_ctrl_c(tmp_path):
     with command(tmp_path, SERVED) as (process, url):
         picture = np.zeros((8, 8, 3), np.uint8)
-        assert 0 <= remote(url, "digit", seconds_to_start=60.0).score([entry(picture, digit=3)])[0] <= 1
+        patient = remote(url, "digit", seconds_to_start=60.0, seconds_per_try=60.0, seconds_in_all=60.0)
+        assert 0 <= patient.score([entry(picture, digit=3)])[0] <= 1
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 
