@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 
@@ -33,7 +33,7 @@ from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Batch
+from unirl.train.stack.planner import Batch, Geometry
 from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.trainer.restarts import Restarts
 from unirl.trainer.run import LoggingConfig, RunConfig
@@ -54,6 +54,16 @@ class CommonConfig:
     run: RunConfig
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+
+
+class TrainConfig(Protocol):
+    """backend: weights and optimizer; geometry: how a batch is cut into updates and micro-batches."""
+
+    @property
+    def backend(self) -> BackendConfig[Any, Any]: ...
+
+    @property
+    def geometry(self) -> Geometry: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

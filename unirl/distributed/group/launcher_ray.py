@@ -26,6 +26,7 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError
 from unirl.distributed.group.rank_actor import Failure, Outcome, Process, RankActor, Said, Shape
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.tensor.plane import DataPlane
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,20 @@ class RayLauncher(Launcher):
 
     deadline: seconds that one call may take, counted from the end of the one before it; ranks wait for each other no
               longer, either
+    plane:    what the ranks do with the heavy fields of arguments and results
     patient:  devices that the cluster has not yet are waited for, too
     """
 
     def __init__(
-        self, slab: str, pool: DevicePool, devices: int, *, axes: Axes, deadline: float, patient: bool = False
+        self,
+        slab: str,
+        pool: DevicePool,
+        devices: int,
+        *,
+        axes: Axes,
+        deadline: float,
+        plane: DataPlane,
+        patient: bool = False,
     ) -> None:
         self.slab = slab
         self.ranks = axes.ranks(devices)
@@ -66,7 +76,7 @@ class RayLauncher(Launcher):
         }
         actor = ray.remote(RankActor)
         self._actors = [
-            actor.options(**fixed, **options).remote(slab, info, logger.getEffectiveLevel())
+            actor.options(**fixed, **options).remote(slab, info, plane, logger.getEffectiveLevel())
             for info, options in zip(self.ranks, self._seats.options, strict=True)
         ]
         try:
@@ -151,7 +161,8 @@ class RayLauncher(Launcher):
             call.values = dict(sorted(values.items()))
             return
         call.error = self._first_cause(call, failures) if failures else self._too_late(call, stuck)
-        if stuck or isinstance(call.error, WorkerLostError):
+        ended = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())
+        if stuck or ended:
             self._broken = f"{call.place} has broken it ({type(call.error).__name__}: {call.error})"
 
     def _first_cause(self, call: _Started, failures: Mapping[int, Failure | RayError]) -> BaseException:
@@ -219,6 +230,9 @@ class _Started(Pending[dict[int, Any]]):
             raise self.error
         assert self.values is not None
         return self.values
+
+    def done(self) -> bool:
+        return self.error is not None or self.values is not None  # it is waited for with every later call
 
 
 def _outcome(ref: Any) -> Outcome | RayError:
