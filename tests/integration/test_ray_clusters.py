@@ -9,9 +9,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -201,11 +201,15 @@ def two_nodes() -> None:
             cluster.remove_node(second, allow_graceful=False)
             with pytest.raises(WorkerLostError, match=r"slab wide lost rank [23] .* in Worker\.hang: its node is gone"):
                 lost.result()
-        threading.Timer(3, lambda: cluster.add_node(num_cpus=2)).start()
-        with place.slab("again", in_place_of=wide) as again:
+        with ThreadPoolExecutor(1) as thread:
+            started = thread.submit(place.slab, "again", in_place_of=wide)
+            time.sleep(5)
+            assert not started.done()
+            cluster.add_node(num_cpus=2)
+        with started.result() as again:
             assert values(again.spawn(Worker, again.spawn(Base)).ranks()) == {"ranks": 4, "processes": 2}
         assert not ray.is_initialized()
-        assert sum(node.is_active() for node in cluster.worker_nodes) == 1
+        assert all(node.any_processes_alive() for node in cluster.list_all_nodes())
     finally:
         cluster.shutdown()
     sys.stdout.write("all is well\n")
