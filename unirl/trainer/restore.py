@@ -53,7 +53,7 @@ def restored(run: Path, step: int | None) -> Iterator[Restored]:
         if checkpoint is None:
             raise ConfigError(f"{run} has no complete checkpoint; train it first")
         backend = spawn_backend(slab, config, config.model, config.train.backend, total_steps=config.run.steps)
-        backend.load_state(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
+        backend.load(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
         yield Restored(config, slab, backend, _default_weights(config))
 
 

@@ -14,6 +14,7 @@ class RunConfig:
     steps:        rollouts (or batches) to train on
     seed:         key of all noise, data order and initial adapters; a recipe's null is drawn and written down
     save_every:   steps between checkpoints; the last step is always saved
+    async_save:   train on while a checkpoint is written, from a copy in the memory of the host
     keep_last:    newest checkpoints to keep; keep_best: best ones by `best_metric` to keep beside them
     best_metric:  a figure of the evaluation, higher is better
     """
@@ -23,6 +24,7 @@ class RunConfig:
     seed: int
     output: Path = Path("runs")
     save_every: int = 50
+    async_save: bool = True
     keep_last: int = 2
     keep_best: int = 0
     best_metric: str = "eval/reward"
