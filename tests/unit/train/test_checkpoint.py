@@ -126,7 +126,7 @@ def test_tied_tensors_stay_tied_and_a_view_does_not_drag_its_whole_storage_along
     big = torch.randn(1_000_000)
     tied = torch.randn(4)
     saved = store(tmp_path).save(1, {"view": big[:4], "tied": {"in": tied, "out": tied}}, score=None)
-    assert saved.parts["view"].size < 10_000
+    assert saved.files["view.pt"].size < 10_000
     loaded = store(tmp_path).load(saved, "cpu")
     assert identical(loaded["view"], big[:4])
     assert loaded["tied"]["in"].data_ptr() == loaded["tied"]["out"].data_ptr()
@@ -269,10 +269,10 @@ DAMAGES = {
     "manifest of another step": (lambda folder: edit_manifest(folder, step=5), r"holds a manifest of step 5"),
     "step as text": (lambda folder: edit_manifest(folder, step="6"), r"holds a manifest of step '6'"),
     "score as text": (lambda folder: edit_manifest(folder, score="high"), r"a score of 'high'"),
-    "no parts": (lambda folder: edit_manifest(folder, parts={}), r"parts \[\]"),
-    "part outside": (
-        lambda folder: edit_manifest(folder, parts={"../x": {"size": 1, "sha256": ""}}),
-        r"parts \['\.\./x'\]",
+    "no files": (lambda folder: edit_manifest(folder, files={}), r"files \[\]"),
+    "file outside": (
+        lambda folder: edit_manifest(folder, files={"../x.pt": {"size": 1, "sha256": ""}}),
+        r"files \['\.\./x\.pt'\]",
     ),
 }
 
