@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,11 +21,16 @@ class Exchange:
 
     Made by every rank of the slab. Every rank takes part in each call. What fails on one rank is raised on all, with
     the type that it has there; of several failures that of the lowest rank.
+
+    timeout: seconds that a rank waits for the others, whose work is part of each call
     """
 
-    def __init__(self, rank_info: RankInfo) -> None:
+    def __init__(self, rank_info: RankInfo, timeout: float = 1800) -> None:
         self.rank, self.size = rank_info.rank, rank_info.world_size
-        self._group: Any = None if self.size == 1 else torch.distributed.new_group(backend="gloo")
+        self._group: Any = None
+        if self.size > 1:
+            limit = datetime.timedelta(seconds=timeout)
+            self._group = torch.distributed.new_group(backend="gloo", timeout=limit)
 
     def all(self, work: Callable[[], Value]) -> list[Value]:
         """What `work` returns on each rank, in their order."""
@@ -58,12 +64,6 @@ class Exchange:
         if decided.error is not None:
             raise decided.error
         return _only(answer)
-
-    def close(self) -> None:
-        """End the group. All ranks have made their last call."""
-        if self._group is not None:
-            torch.distributed.destroy_process_group(self._group)
-            self._group = None
 
     def _values(self, outcomes: Sequence[_Outcome], mine: _Outcome) -> list[Any]:
         for rank, outcome in enumerate(outcomes):

@@ -97,7 +97,7 @@ def test_a_thread_may_exchange_while_the_training_does(ranks: RankPool) -> None:
 
 
 def lonely(info: RankInfo) -> None:
-    exchange = Exchange(info)
+    exchange = Exchange(info, timeout=2)
     if info.rank == 0:
         exchange.all(lambda: 0)
 
