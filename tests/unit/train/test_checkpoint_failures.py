@@ -19,7 +19,7 @@ def run_script(script: str, *args: str) -> str:
     """What it writes; it finds this checkout's `unirl` because it starts in its root."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", script, *args], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, *args], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -265,7 +265,7 @@ def test_killed_between_the_writes_of_two_ranks_the_last_confirmed_step_is_there
 
 @pytest.mark.slow
 def test_two_ranks_killed_at_random_moments_leave_a_whole_checkpoint_every_time(tmp_path):
-    step, interrupted, kills = json.loads(run_script(RANKS, str(tmp_path), "1", "40"))
-    assert kills == 40
-    assert interrupted > 4
-    assert step > 40
+    step, interrupted, kills = json.loads(run_script(RANKS, str(tmp_path), "1", "25"))
+    assert kills == 25
+    assert interrupted > 2
+    assert step > 25

@@ -331,20 +331,24 @@ def loaded_on_a_rank(info: RankInfo, folder: Path) -> list[float]:
 
 
 def test_every_rank_goes_on_with_its_own_stream_and_a_new_rank_gets_a_keyed_one(
-    ranks: RankPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ranks: RankPool, tmp_path: Path
 ) -> None:
-    streams = ranks(2, saved_on_a_rank, tmp_path)
-    assert streams[0] != streams[1]
-    assert ranks(2, loaded_on_a_rank, tmp_path) == streams
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    alone.mkdir()
+    both.mkdir()
     before = rng_state()
     try:
-        assert loaded_on_a_rank(RankInfo(0, 1), tmp_path) == streams[0]
+        first = saved_on_a_rank(RankInfo(0, 1), alone)
+        streams = ranks(2, saved_on_a_rank, both)
+        assert loaded_on_a_rank(RankInfo(0, 1), both) == first
     finally:
         set_rng_state(before)
-    more, again = (ranks(4, loaded_on_a_rank, tmp_path) for _ in range(2))
-    assert more[:2] == streams
-    assert more == again
-    assert len({tuple(stream) for stream in more}) == 4
+    assert streams[0] == first != streams[1]
+    assert ranks(2, loaded_on_a_rank, both) == streams
+    joined, again = (ranks(2, loaded_on_a_rank, alone) for _ in range(2))
+    assert joined == again
+    assert joined[0] == first
+    assert joined[1] not in streams
 
 
 def fails_on_one(info: RankInfo, folder: Path) -> str:
