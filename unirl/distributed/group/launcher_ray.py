@@ -65,7 +65,7 @@ class RayLauncher(Launcher):
         self._starting, self._settling = threading.Lock(), threading.Lock()
         self._unsettled: collections.deque[_Started] = collections.deque()
         self._idle_since = time.monotonic()
-        self._broken, self._closed = "", False
+        self._broken, self._lost_one, self._closed = "", False, False
         self._processes: dict[int, Process] = {}
         self._seats = pool.seats(devices, axes, timeout=deadline, patient=patient)
         fixed = {
@@ -109,7 +109,8 @@ class RayLauncher(Launcher):
             while last.error is None and last.values is None:
                 call = self._unsettled[0]
                 if self._broken:
-                    call.error = RuntimeError(f"slab {self.slab} cannot run {call.place}: {self._broken}")
+                    kind = WorkerLostError if self._lost_one else RuntimeError
+                    call.error = kind(f"slab {self.slab} cannot run {call.place}: {self._broken}")
                 else:
                     self._wait(call)
                 self._unsettled.popleft()
@@ -161,8 +162,8 @@ class RayLauncher(Launcher):
             call.values = dict(sorted(values.items()))
             return
         call.error = self._first_cause(call, failures) if failures else self._too_late(call, stuck)
-        ended = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())
-        if stuck or ended:
+        self._lost_one = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())
+        if stuck or self._lost_one:
             self._broken = f"{call.place} has broken it ({type(call.error).__name__}: {call.error})"
 
     def _first_cause(self, call: _Started, failures: Mapping[int, Failure | RayError]) -> BaseException:
