@@ -213,6 +213,9 @@ class RayLauncher(Launcher):
         until = time.monotonic() + _KILLED
         while time.monotonic() < until and not all(map(is_gone, self._processes.values())):
             time.sleep(0.02)
+        left = [one.pid for one in self._processes.values() if not is_gone(one)]
+        if left:
+            logger.warning("processes %s of slab %s were killed %g s ago and are still there", left, self.slab, _KILLED)
 
 
 class _Started(Pending[dict[int, Any]]):
