@@ -31,7 +31,8 @@ from unirl.distributed.tensor.plane import DataPlane
 logger = logging.getLogger(__name__)
 
 _POLL = 0.5  # seconds after which a failure is noticed while other ranks go on
-_AFTERMATH = 2.0  # seconds in which what caused a rank's failure, or what it causes on others, comes to light
+_AFTERMATH = 2.0  # seconds after a rank's failure in which others may still return
+_SEARCH = 30.0  # the same where a rank failed for want of another one, which is to be named
 _KILLED = 20.0  # seconds in which the system ends a process that was killed
 _LIGHT = (type(None), bool, int, float, str)  # cheaper to send to every rank than to put
 _RANKS_NAMED = 16
@@ -154,8 +155,9 @@ class RayLauncher(Launcher):
                     values[rank] = outcome.value
                 else:
                     failures[rank] = outcome.failure
-            if failures:
-                until = min(until, time.monotonic() + _AFTERMATH)
+            if done and failures:
+                deserted = all(isinstance(one, Failure) and one.deserted for one in failures.values())
+                until = min(until, time.monotonic() + (_SEARCH if deserted else _AFTERMATH))
         self._idle_since = time.monotonic()
         stuck = sorted(call.refs.values())
         if not failures and not stuck:
@@ -172,7 +174,7 @@ class RayLauncher(Launcher):
             if isinstance(failure, RayError):
                 return self._lost(call, rank, failure)
         raised = {rank: failure for rank, failure in failures.items() if isinstance(failure, Failure)}
-        first = min(raised, key=lambda rank: (raised[rank].at, rank))
+        first = min(raised, key=lambda rank: (raised[rank].deserted, raised[rank].at, rank))
         error = raised[first].error
         error.add_note(f"on rank {first} of slab {self.slab}:\n{raised[first].traceback}")
         return error
