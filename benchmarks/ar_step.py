@@ -33,7 +33,7 @@ from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import TokenGeometry
+from unirl.train.stack.planner import Batch, TokenGeometry
 from unirl.types.sample import Sample
 from unirl.types.sampling import ARSamplingParams
 from unirl.types.segment import TextSegment
@@ -132,7 +132,7 @@ class Product(Side):
         self._rollout = slab.spawn(TrainsideEngine, self.backend, Trainside(), ARPipeline)
         self._reward = slab.spawn(RewardService, RewardConfig({"vowels": WeightedScorer(Vowels())}))
         algorithm = GRPO(clip_low=0.2, clip_high=0.2)
-        self._stack = slab.spawn(TrainStack, self.backend, algorithm, TokenGeometry(), seed=0)
+        self._stack = slab.spawn(TrainStack, self.backend, algorithm, TokenGeometry())
         self._done = 0
 
     def steps(self, count: int) -> list[TextCost]:
@@ -150,7 +150,7 @@ class Product(Side):
             sample = self._rollout.generate(Sample((rows,)).fork(self._work.group, sampling))
             rolled_out = time.process_time() - start
             part = sample.frontier.with_rewards(self._reward.score(sample)).compute_advantages(eps=1e-4)
-            self._stack.train(part, Progress(self._done, 1000))
+            self._stack.train(Batch.of(part, 0, ranks=1), Progress(self._done, 1000))
             total = time.process_time() - start
         self._done += 1
         assert isinstance(part.segment, TextSegment)

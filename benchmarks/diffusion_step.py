@@ -32,7 +32,7 @@ from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import DiffusionGeometry
+from unirl.train.stack.planner import Batch, DiffusionGeometry
 from unirl.types.media import Media
 from unirl.types.sample import Sample
 from unirl.types.sampling import DiffusionSamplingParams
@@ -89,7 +89,7 @@ class Product:
         algorithm = FlowGRPO(clip_low=work.clip, clip_high=work.clip, kl_coef=0.0)
         self._rollout = slab.spawn(TrainsideEngine, self.backend, Trainside(), DiffusionPipeline)
         self._reward = slab.spawn(RewardService, RewardConfig({"brightness": WeightedScorer(Brightness())}))
-        self._stack = slab.spawn(TrainStack, self.backend, algorithm, DiffusionGeometry(replay_batch=1), seed=0)
+        self._stack = slab.spawn(TrainStack, self.backend, algorithm, DiffusionGeometry(replay_batch=1))
         self._sampling = DiffusionSamplingParams(
             steps=work.steps,
             height=SIDE,
@@ -106,7 +106,7 @@ class Product:
         request = Sample((as_roots(rows, self._rollouts),)).fork(self._work.group, self._sampling)
         sample = self._rollout.generate(request)
         part = sample.frontier.with_rewards(self._reward.score(sample)).compute_advantages(eps=1e-4)
-        self._stack.train(part, Progress(self._rollouts, 1000))
+        self._stack.train(Batch.of(part, 0, ranks=1), Progress(self._rollouts, 1000))
         self._rollouts += 1
 
 

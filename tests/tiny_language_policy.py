@@ -22,7 +22,7 @@ from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import ARBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import TokenGeometry
+from unirl.train.stack.planner import Batch, TokenGeometry
 from unirl.types.metric import Metrics
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
@@ -57,13 +57,15 @@ def written(
     """`group` responses of up to 8 tokens to each prompt unless `sampling` says otherwise, without rewards."""
     roots = as_roots([PromptRow(prompt) for prompt in prompts], number)
     request = Sample((roots,)).fork(group, dataclasses.replace(WRITING, **sampling))
-    return TrainsideEngine(backend, engine or Trainside(), ARPipeline).generate(request).frontier
+    filled = TrainsideEngine(backend, engine or Trainside(), ARPipeline).generate(request)
+    assert filled is not None
+    return filled.frontier
 
 
 def scored(part: Part, rewards: Sequence[float], *, scale: Literal["group_std", "none"] = "none") -> Part:
     """`part` with rewards and advantages relative to the group."""
     total = torch.tensor(list(rewards), dtype=torch.float32)
-    return part.with_rewards(Scores(total, {}, [""] * len(part))).compute_advantages("group", scale)
+    return part.with_rewards(Scores(total, {}, [()] * len(part))).compute_advantages("group", scale)
 
 
 def text(part: Part) -> TextSegment:
@@ -86,4 +88,4 @@ def train_text(
     backend: FSDPBackend, algorithm: TokenAlgorithm, part: Part, *, progress: Progress = START, **geometry: Any
 ) -> Metrics:
     """All updates on one rollout; `geometry` are the settings of TokenGeometry."""
-    return TrainStack(backend, algorithm, TokenGeometry(**geometry), seed=0).train(part, progress)
+    return TrainStack(backend, algorithm, TokenGeometry(**geometry)).train(Batch.of(part, 0, ranks=1), progress)

@@ -20,7 +20,7 @@ from unirl.train.backend.config import DiffusionBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import DiffusionGeometry
+from unirl.train.stack.planner import Batch, DiffusionGeometry
 from unirl.types.metric import Metrics
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
@@ -90,7 +90,9 @@ def rollout(
     """`group` pictures of each prompt in 4 stochastic steps unless `sampling` says otherwise, without rewards."""
     roots = as_roots([PromptRow(prompt) for prompt in prompts], number)
     request = Sample((roots,)).fork(group, dataclasses.replace(SAMPLING, **sampling))
-    return TrainsideEngine(backend, engine or Trainside(), DiffusionPipeline).generate(request).frontier
+    filled = TrainsideEngine(backend, engine or Trainside(), DiffusionPipeline).generate(request)
+    assert filled is not None
+    return filled.frontier
 
 
 def rewarded(
@@ -98,7 +100,7 @@ def rewarded(
 ) -> Part:
     """`part` with rewards (the brightness of its pictures unless given) and advantages relative to the group."""
     total = brightness(part) if rewards is None else torch.tensor(list(rewards), dtype=torch.float32)
-    return part.with_rewards(Scores(total, {}, [""] * len(part))).compute_advantages("group", scale)
+    return part.with_rewards(Scores(total, {}, [()] * len(part))).compute_advantages("group", scale)
 
 
 def brightness(part: Part) -> torch.Tensor:
@@ -123,7 +125,7 @@ def train(
     **geometry: Any,
 ) -> Metrics:
     """All updates on one rollout; `geometry` are the settings of DiffusionGeometry."""
-    return TrainStack(backend, algorithm, DiffusionGeometry(**geometry), seed=0).train(part, progress)
+    return TrainStack(backend, algorithm, DiffusionGeometry(**geometry)).train(Batch.of(part, 0, ranks=1), progress)
 
 
 def context(backend: FSDPBackend, *, unchanged: bool = False, progress: Progress = START) -> Context:

@@ -95,6 +95,22 @@ def sample(run: Path, prompts: list[str], number: int, seed: int, out: Path | No
     print(save_grid(media.images, out or run / "samples" / "sample.png", columns=number, captions=captions))
 
 
+def evaluate(suite: str, out: Path | None, overrides: list[str], **asked: Any) -> None:
+    """Sample a suite of prompts, score it, and print a table by skill."""
+    prepare_process()
+    from unirl.observability.skills import table
+    from unirl.trainer import suite_evaluation, suite_folder
+    from unirl.trainer.suite import load_suite
+
+    request = suite_evaluation.Asked(overrides=tuple(overrides), **asked)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # told now where it cannot be, not after hours
+    found = suite_evaluation.evaluate(request, load_suite(suite))
+    folder = out or suite_folder.default_folder(request, found)
+    suite_folder.write(request, found, folder)
+    print(table(found.tallies()), folder / "evaluation.json", sep="\n")
+
+
 def report(run: Path) -> None:
     """Write the report of a run anew."""
     prepare_process()
@@ -166,6 +182,8 @@ RUN = Argument("run", {"type": Path, "help": "folder of a run: runs/NAME"})
 STEP = Argument("--step", {"type": int, "help": "take this checkpoint; otherwise the newest"})
 SEED = Argument("--seed", {"type": int, "default": 0, "help": "key of all noise (default 0)"})
 
+WEIGHTS = Argument("--weights", {"choices": ["live", "ema"], "help": "otherwise those that its evaluations show"})
+
 COMMANDS = {
     "quickstart": Command(
         quickstart,
@@ -194,6 +212,19 @@ COMMANDS = {
             STEP,
         ),
     ),
+    "evaluate": Command(
+        evaluate,
+        (
+            Argument("model", {"metavar": "run_or_recipe", "help": "folder of a run; a recipe: its untrained model"}),
+            OVERRIDES,
+            Argument("--suite", {"required": True, "help": "a shipped suite or a file: docs/evaluate.md"}),
+            STEP,
+            WEIGHTS,
+            Argument("--number", {"type": _positive, "help": "samples of each prompt (default: the suite's)"}),
+            SEED,
+            Argument("--out", {"type": Path, "help": "a folder (default RUN/evaluations/...)"}),
+        ),
+    ),
     "report": Command(report, (RUN,)),
     "serve-reward": Command(
         serve_reward, (Argument("config", {"help": "a YAML file: docs/rewards-service.md"}), OVERRIDES)
@@ -204,7 +235,7 @@ COMMANDS = {
             RUN,
             Argument("folder", {"type": Path, "help": "a new folder"}),
             STEP,
-            Argument("--weights", {"choices": ["live", "ema"], "help": "otherwise those that its evaluations show"}),
+            WEIGHTS,
         ),
     ),
 }

@@ -16,7 +16,7 @@ from unirl.algorithms.grpo import GRPO
 from unirl.algorithms.token_losses import Aggregation
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
-from unirl.train.stack.planner import TokenGeometry, plan
+from unirl.train.stack.planner import Batch, TokenGeometry, plan
 from unirl.types.metric import values
 from unirl.types.sample import Part
 
@@ -141,7 +141,7 @@ def test_over_two_updates_pi_old_stands_still_and_the_ratio_leaves_1() -> None:
     part = samples(backend)
     report = values(train_text(backend, GRPO(), part, num_updates_per_batch=2))
     assert report["train/first_ratio_deviation"] == 0.0
-    (first,), (second,) = plan(part, geometry, seed=0)
+    (first,), (second,) = plan(Batch.of(part, 0, ranks=1), geometry)
     alone = language_policy(MODEL)
     train_text(alone, GRPO(), first)
     ratio = (alone.stage.replay(second).log_probs - text(second).log_probs).exp()

@@ -36,7 +36,7 @@ from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.optim import AdamW
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Geometry
+from unirl.train.stack.planner import Batch, Geometry
 from unirl.types.metric import values
 from unirl.types.sample import Sample
 from unirl.types.steps import NoSteps, WindowSteps
@@ -98,11 +98,11 @@ def reinforced(recipe: Recipe) -> list[float]:
         engine = slab.spawn(
             TrainsideEngine, backend, Trainside(weights="ema" if needs.ema_rollout else "live"), DiffusionPipeline
         )
-        stack = slab.spawn(TrainStack, backend, recipe.algorithm, geometry, seed=1)
+        stack = slab.spawn(TrainStack, backend, recipe.algorithm, geometry)
         for step in range(STEPS):
             sample = engine.generate(Sample((prompts.draw(step),)).fork(4, sampling))
             part = rewarded(sample.frontier, scale="group_std")
-            stack.train(part, Progress(step, STEPS))
+            stack.train(Batch.of(part, 1, ranks=1), Progress(step, STEPS))
             rewards.append(float(brightness(part).double().mean()))
     return rewards
 
@@ -116,9 +116,9 @@ def supervised() -> list[float]:
     with Placement(device="cpu").slab() as slab:
         backend = spawned(slab, ema=None, updates=1, reference=False)
         encoder = slab.spawn(SupervisedEncoder, backend, SAMPLING)
-        stack = slab.spawn(TrainStack, backend, FlowSFT(seed=1), Geometry(micro_batch_size=8), seed=1)
+        stack = slab.spawn(TrainStack, backend, FlowSFT(seed=1), Geometry(micro_batch_size=8))
         for step in range(STEPS):
-            report = stack.train(encoder.encode(records.draw(step)), Progress(step, STEPS))
+            report = stack.train(Batch.of(encoder.encode(records.draw(step)), 1, ranks=1), Progress(step, STEPS))
             losses.append(values(report)["train/loss"])
     return losses
 

@@ -29,7 +29,7 @@ from unirl.sde.strategy import FlowSDE
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
-from unirl.train.stack.planner import DiffusionGeometry, plan
+from unirl.train.stack.planner import Batch, DiffusionGeometry, plan
 from unirl.types.condition import Embedding
 from unirl.types.metric import values
 from unirl.types.sample import Part
@@ -205,7 +205,7 @@ def test_it_is_not_used_for_samples_of_earlier_weights() -> None:
 def test_it_is_not_used_in_the_second_update() -> None:
     def poisoned(part: Part) -> Part:
         """What was recorded of the rows of the second update is wrong."""
-        (_, (second,)) = plan(part, DiffusionGeometry(num_updates_per_batch=2), seed=0)
+        (_, (second,)) = plan(Batch.of(part, 0, ranks=1), DiffusionGeometry(num_updates_per_batch=2))
         wrong = recorded(part).clone()
         wrong[[part.ids.index(sample_id) for sample_id in second.ids]] += POISON
         return with_unconditional(part, wrong)

@@ -28,7 +28,7 @@ from unirl.models.base import Bundle
 from unirl.models.tiny import TinySD3
 from unirl.sde.steps import Step
 from unirl.train.optim import AdamW
-from unirl.train.stack.planner import DiffusionGeometry, plan
+from unirl.train.stack.planner import Batch, DiffusionGeometry, plan
 from unirl.types.condition import Embedding
 from unirl.types.metric import values
 from unirl.types.sample import Part
@@ -147,7 +147,7 @@ def test_over_two_updates_pi_old_stands_still_and_the_ratio_leaves_1(
     assert torch.equal(trajectory(part).log_probs, recorded)
     assert report["train/first_ratio_deviation"] <= {"replay": 0.0, "rollout": 2e-6}[anchor]
     # The same first update alone; its rows are those that the plan puts there.
-    (first,), (second,) = plan(given, geometry, seed=0)
+    (first,), (second,) = plan(Batch.of(given, 0, ranks=1), geometry)
     alone = policy()
     train(alone, algorithm, first)
     steps = trajectory(second).sde_indices

@@ -21,7 +21,7 @@ from unirl.algorithms.gspo import GSPO
 from unirl.algorithms.token_base import TokenAlgorithm
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import TokenGeometry
+from unirl.train.stack.planner import Batch, TokenGeometry
 from unirl.types.metric import Metrics, values
 
 TOLERANCE = 1e-5
@@ -75,7 +75,7 @@ def take_over(backend: FSDPBackend, step: OptimizerStep) -> None:
 
 def train(backend: FSDPBackend, algorithm: TokenAlgorithm, step: OptimizerStep, geometry: TokenGeometry) -> Metrics:
     take_over(backend, step)
-    return TrainStack(backend, algorithm, geometry, seed=0).train(step.part, Progress(0, 10))
+    return TrainStack(backend, algorithm, geometry).train(Batch.of(step.part, 0, ranks=1), Progress(0, 10))
 
 
 def test_log_probs_and_entropy_are_those_of_trl(case: Case) -> None:

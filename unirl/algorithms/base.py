@@ -109,6 +109,13 @@ class Algorithm(ABC, Generic[Stage]):
     def terms(self, part: Part) -> float:
         """What `part` adds to the denominator of its optimizer step, by which the sum of losses is divided."""
 
+    def idle(self, part: Part) -> Part:
+        """A row of `part`, whatever it is, for which every forward is done: a rank in step with others trains on it.
+
+        Trained with infinite `terms`, it adds a gradient of exactly 0.
+        """
+        return part.select([0])
+
     @abstractmethod
     def frozen_anchors(self, context: Context[Stage], part: Part) -> Any:
         """pi_old of `part`, in the same forwards that `backward` will do, before the first update on the rollout."""

@@ -61,17 +61,19 @@ class TokenAlgorithm(Algorithm[ARStage]):
         return token_losses.terms(segment.loss_mask, segment.lengths, self.aggregation)
 
     @final
+    def idle(self, part: Part) -> Part:
+        row = super().idle(part)
+        segment = responses(row)
+        return dataclasses.replace(row, segment=dataclasses.replace(segment, loss_mask=segment.loss_mask | True))
+
+    @final
     def frozen_anchors(self, context: ARContext, part: Part) -> TokenAnchors | None:
-        if self.terms(part) == 0:
-            return None
         with torch.no_grad():
             return self.anchors(context, part)
 
     @final
     def backward(self, context: ARContext, part: Part, anchors: TokenAnchors | None, *, terms: float) -> Metrics:
         segment, own = responses(part), self.terms(part)
-        if own == 0:
-            return {}
         output = self.loss(context, part, anchors)
         mask = segment.loss_mask
         weights = token_weights(mask, segment.lengths, self.aggregation, self.horizon)

@@ -84,7 +84,7 @@ class FilePrompts(PromptSource):
 
     @functools.cached_property
     def _parsed(self) -> tuple[list[PromptRow], list[str]]:
-        read = functools.partial(_json_row, self.path.parent)
+        read = functools.partial(json_row, self.path.parent)
         return read_lines(self.path, read if self.path.suffix == ".jsonl" else _text_row)
 
 
@@ -142,7 +142,8 @@ def _text_row(line: str) -> PromptRow:
     return PromptRow(line.strip())
 
 
-def _json_row(folder: Path, line: str) -> PromptRow:
+def json_row(folder: Path, line: str) -> PromptRow:
+    """A line of a `.jsonl` file of prompts that lies in `folder`."""
     record = json_object(line)
     if "prompt" not in record:
         raise ValueError(f"the row has no 'prompt' (keys: {sorted(record)})")

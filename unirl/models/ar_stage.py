@@ -63,12 +63,13 @@ class ARStage:
 
     def replay(self, part: Part) -> TokenReplay:
         """Score the responses of a filled `part`, packed in one forward."""
-        return self._scored(part, *self._read(part))
+        return TokenReplay(*self.bundle.run(lambda: self._scored(part, *self._read(part))))
 
     def values(self, part: Part) -> torch.Tensor:
         """`TokenReplay.values` of a filled `part`, without the work of its log-probs."""
         assert isinstance(part.segment, TextSegment), "values are those of the responses of a rollout"
-        values = self._valued(part.segment.loss_mask, *self._read(part))
+        mask = part.segment.loss_mask
+        values = self.bundle.run(lambda: self._valued(mask, *self._read(part)))
         assert values is not None, "the stage was made without a critic"
         return values
 
@@ -94,7 +95,10 @@ class ARStage:
         source[starts] = asked.ends[asked.parents]
         return hidden, source.to(device)
 
-    def _scored(self, part: Part, hidden: torch.Tensor, source: torch.Tensor) -> TokenReplay:
+    def _scored(
+        self, part: Part, hidden: torch.Tensor, source: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The fields of a TokenReplay."""
         segment = part.segment
         assert isinstance(segment, TextSegment)
         sampling, mask = part.sampling, segment.loss_mask
@@ -108,11 +112,8 @@ class ARStage:
                 support=_support(segment),
             )
         empty = torch.zeros(len(mask), device=hidden.device)
-        return TokenReplay(
-            empty.masked_scatter(mask, log_probs),
-            empty.masked_scatter(mask, entropy),
-            self._valued(mask, hidden, source),
-        )
+        values = self._valued(mask, hidden, source)
+        return empty.masked_scatter(mask, log_probs), empty.masked_scatter(mask, entropy), values
 
     def _valued(self, mask: torch.Tensor, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor | None:
         if self.bundle.critic is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 
@@ -15,8 +15,11 @@ from unirl.models.language.trained import TrainedTokens
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding, PromptTokens
 from unirl.types.conversation import Conversation, Turns
+from unirl.types.kinds import Kind
 from unirl.types.media import Media
-from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
+
+Tensors = TypeVar("Tensors")
 
 
 @dataclasses.dataclass
@@ -28,6 +31,7 @@ class Bundle:
     processors:  what is no module: tokenizers, a scheduler's config, the pipeline that encodes and saves
     part:        the part of the transformer that is trained, where the rest of it stays as it is; None for all of it
     critic:      a value head, trained whole and in float32 beside the transformer; no part of what is exported
+    root:        around all work with weights that are spread over ranks; None where they are whole
 
     All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
@@ -37,6 +41,7 @@ class Bundle:
     processors: dict[str, Any] = dataclasses.field(default_factory=dict)
     part: torch.nn.Module | None = None
     critic: torch.nn.Module | None = None
+    root: torch.nn.Module | None = None
 
     def __post_init__(self) -> None:
         for module in (self.transformer, *self.frozen.values()):
@@ -55,6 +60,13 @@ class Bundle:
         head = {} if self.critic is None else dict(self.critic.named_parameters(prefix="critic"))
         assert not own.keys() & head.keys(), "the transformer has a critic of its own"
         return {name: parameter for name, parameter in (own | head).items() if parameter.requires_grad}
+
+    def run(self, work: Callable[[], Tensors]) -> Tensors:
+        """`work()` with the weights of the transformer and the critic at hand: one forward, as FSDP sees it.
+
+        It returns a tensor or a tuple of tensors, and may use the modules in any way.
+        """
+        return work() if self.root is None else self.root(work)
 
     @property
     def device(self) -> torch.device:
@@ -112,13 +124,21 @@ class Family(ABC):
     """A family of models. A subclass is a frozen dataclass of its settings and keeps no state.
 
     facts:        for people
+    kinds:        of media, together, that a sample is made of
     lora_targets: module name suffixes that LoRA wraps unless a recipe names others
-    block_names:  class names of the transformer blocks (sharding, gradient checkpointing)
+    block_names:  class names of the transformer blocks (sharding)
+    even:         whether equal batches take equal forwards, whatever is in them: sharded training needs it
     """
 
     facts: ClassVar[Facts]
+    kinds: ClassVar[frozenset[Kind]]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
+    even: ClassVar[bool] = True
+
+    def blocks(self, bundle: Bundle) -> tuple[str, ...]:
+        """`block_names`, unless the checkpoint decides."""
+        return self.block_names
 
     @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
@@ -131,6 +151,10 @@ class Family(ABC):
     @abstractmethod
     def recompute_blocks(self, bundle: Bundle) -> None:
         """Gradient checkpointing: from now on a backward recomputes the transformer's blocks."""
+
+    def made(self, sampling: SamplingParams) -> frozenset[Kind]:
+        """`kinds`, where they do not depend on the sampling."""
+        return self.kinds
 
     def adapter_files(self, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
         """The adapter of the trained module as the files that diffusers loads, by name: one for each transformer."""
@@ -147,6 +171,7 @@ class LanguageFamily(Family):
     reads_pictures: whether a prompt may come with pictures
     """
 
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"text"})
     reads_pictures: ClassVar[bool] = False
 
     @abstractmethod
@@ -205,12 +230,14 @@ class LanguageFamily(Family):
 
 
 class DiffusionFamily(Family):
-    """A family of flow-matching models."""
+    """A family of flow-matching models: of pictures, unless `kinds` says otherwise."""
+
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"picture"})
 
     @final
     def refuse(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
         """ValueError for what is asked of the model and it cannot do, as far as that is known before it is loaded."""
-        if self.facts.makes.startswith("image") and sampling.frames != 1:
+        if self.kinds == {"picture"} and sampling.frames != 1:
             raise ValueError(
                 f"{type(self).__name__} makes single images: sampling.frames must be 1, got {sampling.frames}"
             )

@@ -137,7 +137,7 @@ class DiffusionStage:
         return self.family.guide(conditional, unconditional, at), unconditional
 
     def _branch(self, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float) -> torch.Tensor:
-        return self.family.predict(self.bundle, latents, step, embedding, guidance).float()
+        return self.bundle.run(lambda: self.family.predict(self.bundle, latents, step, embedding, guidance)).float()
 
     def _reuses_unconditional(self, conditions: Conditions) -> bool:
         return conditions.negative is not None and not self.guidance_gradient

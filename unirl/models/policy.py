@@ -38,5 +38,9 @@ class Policy(Weights, Protocol[Stage]):
     @property
     def stage(self) -> Stage: ...
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights on this rank for the duration of a `with` block, which every rank enters."""
+        ...
+
     @property
     def version(self) -> int: ...

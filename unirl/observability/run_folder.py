@@ -177,12 +177,12 @@ def _start_record(command: Sequence[str]) -> dict[str, Any]:
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
-        "versions": _versions(),
+        "versions": versions(),
         "git": _git_state(Path.cwd()),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Read from the packages' metadata, since importing them takes seconds; what is not installed is left out."""
     found = {"unirl": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:

@@ -11,5 +11,5 @@ class RolloutEngine(ABC):
     """Fills the unfilled frontier of a Sample."""
 
     @abstractmethod
-    def generate(self, sample: Sample) -> Sample:
-        """The same Sample with its frontier filled, stamped with the version of the weights."""
+    def generate(self, sample: Sample | None) -> Sample | None:
+        """The same Sample with its frontier filled, stamped with the version of the weights; None on a rank of none."""

@@ -19,18 +19,21 @@ class Critic(Remote):
     """Reads with the policy that its siblings train. geometry: how many rows, or tokens, in one forward."""
 
     def __init__(self, policy: Policy[ARStage], geometry: TokenGeometry) -> None:
-        self._stage, self._geometry = policy.stage, geometry
+        self._policy, self._geometry = policy, geometry
 
-    @remote(Dispatch.DP_SCATTER)
-    def valued(self, part: Part) -> Part:
+    @remote(Dispatch.DP_COLLECTIVE, reads=("segment", "conditions"))
+    def valued(self, part: Part | None) -> Part | None:
         """A filled Part with the value before each token; 0 at tokens that are not trained."""
+        with torch.no_grad(), self._policy.gathered():
+            return None if part is None else self._valued(part)
+
+    def _valued(self, part: Part) -> Part:
         segment = part.segment
         assert isinstance(segment, TextSegment), "values are those of responses"
         pieces = list(torch.zeros(len(segment.tokens)).split(segment.lengths.tolist()))
-        with torch.no_grad():
-            for rows in self._geometry.cut(part, torch.arange(len(part))):
-                micro = part.select(rows).to(self._stage.bundle.device)
-                values = self._stage.values(micro).cpu().split(segment.lengths[rows].tolist())
-                for row, own in zip(rows.tolist(), values, strict=True):
-                    pieces[row] = own
+        for rows in self._geometry.cut(part, torch.arange(len(part))):
+            micro = part.select(rows).to(self._policy.stage.bundle.device)
+            values = self._policy.stage.values(micro).cpu().split(segment.lengths[rows].tolist())
+            for row, own in zip(rows.tolist(), values, strict=True):
+                pieces[row] = own
         return dataclasses.replace(part, segment=dataclasses.replace(segment, values=torch.cat(pieces)))

@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 
+from unirl.train.dtensor import local
+
 
 @dataclasses.dataclass(frozen=True)
 class EMA:
@@ -48,6 +50,7 @@ class Shadow:
 
     `applied()` exchanges storage pointers: nothing is copied, `requires_grad` and the optimizer's parameters stay what
     they are, and a graph that was built before still sees its own weights at backward, since they are back by then.
+    Shards are exchanged by value: FSDP gathers from the storage that it knows.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
@@ -66,7 +69,7 @@ class Shadow:
     def update(self, decay: float) -> None:
         """Move towards the live weights: `lerp` in float32."""
         for name, parameter in self._parameters.items():
-            self.values[name].lerp_(parameter.detach(), 1 - decay)
+            local(self.values[name]).lerp_(local(parameter.detach()), 1 - decay)
 
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take over saved values in place."""
@@ -76,5 +79,13 @@ class Shadow:
             self.values[name].copy_(value)
 
     def _swap(self) -> None:
+        from torch.distributed.tensor import DTensor
+
         for name, parameter in self._parameters.items():
-            parameter.data, self.values[name] = self.values[name], parameter.data
+            own, other = local(parameter.detach()), local(self.values[name])
+            if isinstance(parameter, DTensor):
+                live = own.clone()
+                own.copy_(other)
+                other.copy_(live)
+            else:
+                parameter.data, self.values[name] = self.values[name], parameter.data

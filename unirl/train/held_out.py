@@ -25,13 +25,17 @@ class HeldOutLoss(Remote):
     ) -> None:
         self._policy, self._geometry, self._rows, self._weights = policy, geometry, rows, weights
 
-    @remote(Dispatch.DP_SCATTER)
-    def measure(self, part: Part) -> Metrics:
+    @remote(Dispatch.DP_COLLECTIVE, reads=("segment", "conditions"))
+    def measure(self, part: Part | None) -> Metrics | None:
         """`loss`: cross entropy of the trained tokens of `part`, their mean."""
+        other = self._policy.ema() if self._weights == "ema" else nullcontext()
+        with torch.no_grad(), other, self._policy.gathered():
+            return None if part is None else self._measured(part)
+
+    def _measured(self, part: Part) -> Metrics:
         batches = torch.arange(len(part)).split(self._rows)
         micros = [part.select(rows) for batch in batches for rows in self._geometry.cut(part, batch)]
-        with torch.no_grad(), self._policy.ema() if self._weights == "ema" else nullcontext():
-            return merge(self._loss(micro) for micro in micros)
+        return merge(self._loss(micro) for micro in micros)
 
     def _loss(self, part: Part) -> Metrics:
         part = part.to(self._policy.stage.bundle.device)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 
+from unirl.algorithms.base import Progress
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.handle import Handle
+from unirl.distributed.group.launcher import WorkerLostError
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.models.base import Family
 from unirl.observability.metrics import MetricsLog
@@ -30,10 +32,14 @@ from unirl.train.backend.config import BackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
+from unirl.train.stack.base import TrainStack
+from unirl.train.stack.planner import Batch, Geometry
 from unirl.trainer.evaluation import EvalConfig, Evaluation
+from unirl.trainer.restarts import Restarts
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.trainer.saving import BackendPart, Saves
 from unirl.types.metric import Metrics, values
+from unirl.types.sample import Part
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +55,16 @@ class CommonConfig:
     run: RunConfig
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+
+
+class TrainConfig(Protocol):
+    """backend: weights and optimizer; geometry: how a batch is cut into updates and micro-batches."""
+
+    @property
+    def backend(self) -> BackendConfig[Any, Any]: ...
+
+    @property
+    def geometry(self) -> Geometry: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,37 +116,63 @@ class Trainer(ABC):
         with refusals():
             folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
-        with _stop_requests() as stop, self._common.placement.slab() as slab:
-            with refusals():
-                self.setup(slab)
-                resumed = self._resume(store)
-            done, log = resumed or 0, MetricsLog(folder.metrics)
-            log.truncate_after(-1 if resumed is None else resumed)
-            trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
-            progress = ProgressLine(run.steps, plain_seconds=5.0)
-            with _reported_at_the_end(folder.path), closing(trackers), closing(progress), Saves(store) as saves:
-                if done == 0:
-                    with _resumable(store):
-                        self._record(0, self._evaluated(0, folder), log, trackers, progress)
-                for number in range(done, run.steps):
-                    with _resumable(store):
-                        with self.timer("train"):
-                            metrics = values(self.step(number))
-                        metrics.update(self._evaluated(number + 1, folder))
-                        self._record(number + 1, metrics, log, trackers, progress)
-                    with self.timer("save"):
-                        saves.settle()
-                    stopping = stop.requested  # read once: what is said to be saved must be
-                    last = stopping or number + 1 == run.steps
-                    if last or (number + 1) % run.save_every == 0:
-                        with _resumable(store):
-                            log.sync()  # a checkpoint builds on the lines before it
-                        score, background = metrics.get(run.best_metric), run.async_save and not last
-                        with self.timer("save"):
-                            saves.start(number + 1, self.state(), score=score, background=background)
-                    if stopping and number + 1 < run.steps:
-                        raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
+        with _stop_requests() as stop:
+            restarts = Restarts(run.max_restarts)
+            while not self._trained(folder, store, stop, restarts):
+                pass
         return folder.path
+
+    def _trained(self, folder: RunFolder, store: CheckpointStore, stop: _StopRequests, restarts: Restarts) -> bool:
+        """Train from the last checkpoint to the end; False where a worker was lost and may be replaced."""
+        try:
+            with refusals():
+                slab = self._common.placement.slab(in_place_of=restarts.lost_slab)
+            with slab:
+                restarts.lost_slab = slab
+                self._train(slab, folder, store, stop, restarts)
+        except WorkerLostError as lost:
+            if stop.requested:
+                raise Interrupted(
+                    f"{lost}, and is not replaced, as the run was to stop. {store.still_good()}"
+                ) from lost
+            restarts.count(lost, store.latest())
+            return False
+        return True
+
+    def _train(
+        self, slab: Slab, folder: RunFolder, store: CheckpointStore, stop: _StopRequests, restarts: Restarts
+    ) -> None:
+        run, config = self._common.run, dump(self._common)
+        with refusals():
+            self.setup(slab)
+            resumed = self._resume(store)
+        done, log = resumed or 0, MetricsLog(folder.metrics)
+        log.truncate_after(-1 if resumed is None else resumed)
+        trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
+        progress = ProgressLine(run.steps, plain_seconds=5.0)
+        with _reported_at_the_end(folder.path), closing(trackers), closing(progress), Saves(store) as saves:
+            if done == 0:
+                with _resumable(store):
+                    self._record(0, self._evaluated(0, folder), log, trackers, progress)
+            for number in range(done, run.steps):
+                with _resumable(store):
+                    with self.timer("train"):
+                        metrics = values(self.step(number))
+                    metrics.update(self._evaluated(number + 1, folder))
+                    metrics.update(restarts.metrics)
+                    self._record(number + 1, metrics, log, trackers, progress)
+                with self.timer("save"):
+                    saves.settle()
+                stopping = stop.requested  # read once: what is said to be saved must be
+                last = stopping or number + 1 == run.steps
+                if last or (number + 1) % run.save_every == 0:
+                    with _resumable(store):
+                        log.sync()  # a checkpoint builds on the lines before it
+                    score, background = metrics.get(run.best_metric), run.async_save and not last
+                    with self.timer("save"):
+                        saves.start(number + 1, self.state(), score=score, background=background)
+                if stopping and number + 1 < run.steps:
+                    raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
 
     def _resume(self, store: CheckpointStore) -> int | None:
         """The step of the checkpoint that is taken over; None where there is none."""
@@ -178,7 +220,7 @@ def spawn_backend(
         FSDPBackend,
         model,
         backend,
-        device=torch.device(config.placement.device_type()),
+        device=torch.device(slab.device_type),
         seed=config.run.seed,
         total_steps=total_steps,
         with_reference=with_reference,
@@ -186,13 +228,20 @@ def spawn_backend(
 
 
 class PolicyTrainer(Trainer):
-    """A run of one policy. A subclass sets `backend` in its setup."""
+    """A run of one policy. A subclass sets `backend` and `stack` in its setup."""
 
     backend: Handle[FSDPBackend[Any, Any]]
+    stack: Handle[TrainStack]
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__(config)
         self._policy = config
+
+    @final
+    def train(self, part: Part, number: int) -> Metrics:
+        """All optimizer steps on `part`, which is rollout (or batch) `number`."""
+        run = self._policy.run
+        return self.stack.train(Batch.of(part, run.seed, self.stack.dp), Progress(number, run.steps))
 
     @final
     def evaluation_due(self, done: int) -> bool:
@@ -225,7 +274,7 @@ def reported(work: Callable[[], str]) -> int:
         return 2
     except OSError as error:
         return _ended(f"error: {_reason(error)}", 1)
-    except FloatingPointError as error:
+    except (FloatingPointError, WorkerLostError) as error:
         return _ended(f"error: {error}", 1)
     sys.stdout.write(f"{said}\n")
     return 0

@@ -6,30 +6,18 @@ import dataclasses
 from abc import abstractmethod
 from typing import Any, Literal, Protocol, final
 
-from unirl.algorithms.base import Algorithm, Progress
+from unirl.algorithms.base import Algorithm
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Slab
 from unirl.models.base import Family
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.config import BackendConfig
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Geometry
-from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
+from unirl.trainer.base import PolicyConfig, PolicyTrainer, TrainConfig, spawn_backend
 from unirl.trainer.evaluation import EvalConfig
 from unirl.types.metric import Metrics
 from unirl.types.sample import Part
 from unirl.types.sampling import SamplingParams
-
-
-class TrainConfig(Protocol):
-    """backend: weights and optimizer; geometry: how a batch is cut into micro-batches."""
-
-    @property
-    def backend(self) -> BackendConfig[Any, Any]: ...
-
-    @property
-    def geometry(self) -> Geometry: ...
 
 
 class Sampler(Protocol):
@@ -85,7 +73,7 @@ class SFTTrainer(PolicyTrainer):
         self.load()
         self.backend = spawn_backend(slab, config, config.model, config.train.backend, total_steps=config.run.steps)
         self.records = self.prepare(slab)
-        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry, seed=config.run.seed)
+        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry)
 
     @final
     def spawn_judged(self, slab: Slab, pipeline: Any, evaluation: EvalConfig, reward: RewardConfig) -> None:
@@ -98,4 +86,4 @@ class SFTTrainer(PolicyTrainer):
     @final
     def step(self, number: int) -> Metrics:
         part = self.encoder.encode(self.records.draw(number))
-        return self.stack.train(part, Progress(number, self._supervised.run.steps))
+        return self.train(part, number)

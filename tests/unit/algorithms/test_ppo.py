@@ -25,7 +25,9 @@ PLAIN = GAE(gamma=1.0, lam=1.0, whiten=False)
 
 
 def valued(backend: FSDPBackend, part: Part, **geometry: Any) -> Part:
-    return Critic(backend, TokenGeometry(**geometry)).valued(part)
+    found = Critic(backend, TokenGeometry(**geometry)).valued(part)
+    assert found is not None
+    return found
 
 
 def head(backend: FSDPBackend) -> torch.Tensor:

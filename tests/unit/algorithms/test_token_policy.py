@@ -63,7 +63,11 @@ def away(part: Part) -> Part:
 def with_values(backend: FSDPBackend, algorithm: TokenPolicy, part: Part) -> Part:
     """`part` with the advantages of a critic, where the algorithm has one."""
     gae = algorithm.needs.values
-    return part if gae is None else gae.of(Critic(backend, TokenGeometry()).valued(part))
+    if gae is None:
+        return part
+    valued = Critic(backend, TokenGeometry()).valued(part)
+    assert valued is not None
+    return gae.of(valued)
 
 
 def gradient(backend: FSDPBackend, algorithm: TokenPolicy, part: Part, **geometry: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tests.tiny_policy import START, last_gradient, relative_difference
 from unirl.algorithms.token_sft import TokenSFT
 from unirl.train.held_out import HeldOutLoss
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import TokenGeometry
+from unirl.train.stack.planner import Batch, TokenGeometry
 from unirl.types.condition import PromptTokens
 from unirl.types.sample import Part
 
@@ -52,8 +52,8 @@ def theirs(folder: Path) -> Any:
 def trained(part: Part, *, algorithm: TokenSFT | None = None, **geometry: Any) -> tuple[float, torch.Tensor]:
     """The loss and the gradient of one step on `part`."""
     backend = language_policy(SMALL)
-    stack = TrainStack(backend, algorithm or TokenSFT(), TokenGeometry(**geometry), seed=0)
-    return stack.train(part, START)["train/loss"].value, last_gradient(backend)
+    stack = TrainStack(backend, algorithm or TokenSFT(), TokenGeometry(**geometry))
+    return stack.train(Batch.of(part, 0, ranks=1), START)["train/loss"].value, last_gradient(backend)
 
 
 def test_loss_and_gradient_are_those_of_transformers_on_the_padded_batch(tmp_path: Path) -> None:
@@ -111,6 +111,7 @@ def test_the_held_out_loss_is_the_training_loss_without_a_step() -> None:
     before = {name: value.clone() for name, value in backend.state()["parameters"].items()}
     for geometry, count in ((TokenGeometry(), 64), (TokenGeometry(), 2), (TokenGeometry(token_budget=15), 3)):
         measured = HeldOutLoss(backend, geometry, rows=count, weights="live").measure(part)
+        assert measured is not None
         assert measured["loss"].value == pytest.approx(expected, abs=1e-6)
         assert measured["loss"].weight == float(text(part).loss_mask.sum())
     assert all(torch.equal(before[name], value) for name, value in backend.state()["parameters"].items())

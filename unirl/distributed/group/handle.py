@@ -60,6 +60,9 @@ class Started(Pending[Any]):
     def result(self) -> Any:
         return self.call.collected(self.pending.result())
 
+    def done(self) -> bool:
+        return self.pending.done()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Handle(Generic[Worker]):
@@ -75,11 +78,16 @@ class Handle(Generic[Worker]):
     key: int
 
     def __post_init__(self) -> None:
-        hidden = {field.name for field in dataclasses.fields(self)} & set(self.remote.declared())
+        hidden = {"dp", *(field.name for field in dataclasses.fields(self))} & set(self.remote.declared())
         if hidden:
             raise ValueError(
                 f"{self.remote.__name__} declares {sorted(hidden)}, which name parts of a Handle: rename them"
             )
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks of the slab."""
+        return self.launcher.ranks[0].dp
 
     def __getattr__(self, name: str) -> RemoteCall:
         # Copying and pickling ask for dunder names before there are fields; those are never remote methods.

@@ -46,6 +46,7 @@ class FLUX3(PatchedFamily):
     )
     lora_targets: ClassVar[tuple[str, ...]] = ATTENTION
     block_names: ClassVar[tuple[str, ...]] = ("Flux3ModeTransformerBlock", "Flux3SingleTransformerBlock")
+    even: ClassVar[bool] = False
     pipelines: ClassVar[tuple[str, ...]] = ("Flux3ModularPipeline", "Flux3DistilledModularPipeline")
 
     max_sequence_length: int = 8192

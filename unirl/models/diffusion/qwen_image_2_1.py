@@ -59,6 +59,7 @@ class QwenImage21(PublishedFamily):
     )
     lora_targets: ClassVar[tuple[str, ...]] = (*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out")
     block_names: ClassVar[tuple[str, ...]] = ("QwenImage21TransformerBlock",)
+    even: ClassVar[bool] = False
     pipelines: ClassVar[tuple[str, ...]] = ("QwenImage21Pipeline",)
     published: ClassVar[Grid] = Grid(scale=16)
 

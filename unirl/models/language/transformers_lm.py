@@ -29,6 +29,10 @@ class TransformersLM(LanguageFamily):
         )
         return bundle
 
+    def blocks(self, bundle: Bundle) -> tuple[str, ...]:
+        model: Any = bundle.transformer
+        return self.block_names or tuple(model._no_split_modules)  # noqa: SLF001 - the library's own name of its layers
+
     def positions(self, bundle: Bundle, prompts: PromptTokens) -> tuple[torch.Tensor, torch.Tensor]:
         rows = [torch.arange(length) for length in prompts.lengths.tolist()]
         return torch.cat(rows)[:, None], prompts.lengths

@@ -16,9 +16,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import hashlib
 import hmac
-import json
 import logging
 import socket
 from collections.abc import AsyncGenerator
@@ -39,6 +37,7 @@ from unirl.reward.model_scorer import ModelScorer
 from unirl.reward.outcome import Outcome
 from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.time_limit import TimeLimited
+from unirl.reward.version import by_settings, version_of
 
 _log = logging.getLogger(__name__)
 _END_SECONDS = 5  # for what is in work when the server stops
@@ -127,7 +126,7 @@ class RewardServer:
         if isinstance(runner := lane.scorers[name], OtherPython):
             return await asyncio.wrap_future(lane.call(lambda: runner.version))
         if isinstance(runner, TimeLimited):
-            return _by_settings(served.scorer)
+            return by_settings(served.scorer)
         return await asyncio.wrap_future(lane.call(lambda: version_of(served.scorer)))
 
     def _lane(self, scorers: dict[str, Scorer | TimeLimited]) -> Lane:
@@ -296,17 +295,6 @@ def _apart(name: str, served: ServedScorer) -> TimeLimited | OtherPython:
         return OtherPython(name, served.python, section)
     assert served.limit is not None
     return TimeLimited(name, served.scorer, served.limit, served.processes)
-
-
-def version_of(scorer: Scorer) -> str:
-    """Which function it is; of a scorer without weights, its class and settings. Loads the scorer."""
-    scorer.prepare()
-    return scorer.version() if isinstance(scorer, ModelScorer) else _by_settings(scorer)
-
-
-def _by_settings(scorer: Scorer) -> str:
-    settings = json.dumps(dump(scorer), sort_keys=True, default=str)
-    return f"{type(scorer).__name__}/{hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()}"
 
 
 def _described(scorer: Scorer) -> dict[str, Any]:

@@ -26,17 +26,18 @@ class RemoteScorer(Scorer):
             raise ValueError("scorer: name one that the server serves")
 
     def connect(self) -> None:
-        _ = self._version
+        _ = self.served_version
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
         try:
-            version = self._version
+            version = self.served_version
         except ValueError as error:
             return [Unscored(str(error)) for _ in samples]
         return self.server.scores(self.scorer, version, samples)
 
     @functools.cached_property
-    def _version(self) -> str:
+    def served_version(self) -> str:
+        """What the server says that it serves. ValueError where it is not there, or serves something else."""
         served = self.server.version(self.scorer)
         if self.version not in (None, served):
             raise ValueError(f"the reward servers serve version {served!r} of {self.scorer!r}, not {self.version!r}")

@@ -13,6 +13,7 @@ from unirl.models.base import Bundle, DiffusionFamily, Family, LanguageFamily
 from unirl.models.diffusion_stage import DiffusionStage
 from unirl.models.language.value_head import value_head
 from unirl.models.policy import Trainable
+from unirl.train.backend.sharding import Sharding
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
@@ -30,6 +31,7 @@ class BackendConfig(ABC, Generic[FamilyT, StageT]):
     max_skipped_steps:      non-finite gradients skip the step; more than this many in a row stop the run
     compute_dtype:          of the forward; auto is bfloat16 on CUDA and float32 on a CPU. Masters are always float32
     gradient_checkpointing: recompute the blocks in backward
+    sharding:               how weights are spread over several ranks
     """
 
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)
@@ -39,6 +41,7 @@ class BackendConfig(ABC, Generic[FamilyT, StageT]):
     max_skipped_steps: int = 10
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     gradient_checkpointing: bool = False
+    sharding: Sharding = dataclasses.field(default_factory=Sharding)
 
     def __post_init__(self) -> None:
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:

@@ -1,15 +1,15 @@
 """FSDPBackend: the policy's weights and everything that changes them.
 
-Structural injection (LoRA, EMA shadow, reference), optimizer, learning rate and gradient clipping of one trainable
-module. One rank holds the module whole.
+Structural injection (LoRA, EMA shadow, reference), sharding, optimizer, learning rate and gradient clipping of one
+trainable module. What a step decides (its norm, whether it is skipped) is the same on every rank.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, Literal
 
@@ -17,8 +17,11 @@ import torch
 
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
+from unirl.distributed.group.world import World
+from unirl.models.base import Family
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
 from unirl.train.backend.state import COUNTERS, moments_like, nested, refuse_misfit, tensors_of
+from unirl.train.dtensor import whole
 from unirl.train.ema import Shadow
 from unirl.train.lora import inject, switched_off
 from unirl.train.rng import rng_state, seed_rngs, set_rng_state
@@ -48,8 +51,11 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         with_reference: bool,
     ) -> None:
         self._seed, self._writer = seed, ShardWriter(self.rank_info)
-        seed_rngs(seed)
+        # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
+        seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
+        self.world = World.of(self.rank_info, device.type)
+        _refuse_uneven(family, config, self.world)
         dtype = _compute_dtype(config.compute_dtype, device)
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.
         master_dtype = torch.float32 if config.lora is None else dtype
@@ -62,6 +68,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if config.gradient_checkpointing:
             family.recompute_blocks(bundle)
         self.stage: StageT = config.stage(family, bundle, dtype)
+        self.spread = config.sharding.spread(bundle, self.world, family.blocks(bundle), dtype)
         self._parameters = bundle.trainable
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
@@ -87,18 +94,21 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if self._config.lora is not None:
             return switched_off(self._module)
         assert self._reference is not None, "the backend was made without a reference"
-        return self._reference.applied()
+        return self._applied(self._reference)
 
     def ema(self) -> AbstractContextManager[None]:
         """The EMA weights, for the duration of a `with` block."""
         assert self._ema is not None, "the backend was made without an EMA"
-        return self._ema.applied()
+        return self._applied(self._ema)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights on this rank for the duration of a `with` block, which every rank enters."""
+        return self.spread.gathered()
 
     def step(self) -> Metrics:
         """One optimizer step from the accumulated gradient, or none where the gradient is not finite."""
-        parameters = list(self._parameters.values())
-        limit = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        self.spread.add_up(self._parameters)
+        norm = clipped(list(self._parameters.values()), self._config.max_grad_norm)
         lr = self._config.optimizer.lr_at(self._steps, self._total_steps)
         if math.isfinite(norm):
             for group in self._optimizer.param_groups:
@@ -185,37 +195,40 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
 
         What fails on one rank is raised on all.
         """
+        self.spread.settle()
         saved, reader = self._writer.ranks.together(lambda: self._fitting(folder))
         moments = moments_like(saved["optimizer"], self._parameters)
         into = {"parameters": self._parameters, "optimizer": moments, "ema": self._ema and self._ema.values}
         self._writer.ranks.together(lambda: reader.read(tensors_of(into)))
         self._go_on(moments, saved)
-        rank = self.rank_info.rank
-        if rank < reader.world_size:
-            set_rng_state(reader.own(rank)["rng"])
-        else:
-            logger.info("rank %d starts its global random streams: %s is of %d ranks", rank, folder, reader.world_size)
-            seed_rngs(derive_seed(self._seed, "joined", rank, self._steps))
+        self._go_on_drawing(reader, folder)
 
     def close(self) -> None:
         """Wait for a save under way."""
         self._writer.close()
 
-    @remote(Dispatch.RANK_ZERO)
+    @remote(Dispatch.BROADCAST)
     def export(self, folder: Path, *, weights: Literal["live", "ema"]) -> None:
         """Write what the ecosystem loads: the family's own folder, or a PEFT adapter where LoRA is trained."""
         from unirl.train.export import write_export
 
-        if weights == "live":
-            write_export(self.stage, self._config.lora, folder)
-        else:
-            with self.ema():
+        with self.ema() if weights == "ema" else nullcontext(), self.gathered():
+            if self.rank_info.rank == 0:
                 write_export(self.stage, self._config.lora, folder)
+
+    @contextmanager
+    def _applied(self, shadow: Shadow) -> Iterator[None]:
+        self.spread.settle()
+        with shadow.applied():
+            try:
+                yield
+            finally:
+                self.spread.settle()
 
     def _own(self) -> dict[str, Any]:
         """What is not in tensors that all ranks share."""
         counters = (self._steps, self._ema_updates, self._skipped_in_row, self.version)
-        return {**dict(zip(COUNTERS, counters, strict=True)), "rng": rng_state()}
+        return {**dict(zip(COUNTERS, counters, strict=True)), "rng": rng_state(), "dp_rank": self.rank_info.dp_rank}
 
     def _fitting(self, folder: Path) -> tuple[dict[str, Any], ShardReader]:
         """The state in `folder` without its data, and the reader of that."""
@@ -223,6 +236,17 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         saved = nested(reader.outline(), reader.own(0))
         refuse_misfit(saved, self._parameters, ema=self._ema is not None)
         return saved, reader
+
+    def _go_on_drawing(self, reader: ShardReader, folder: Path) -> None:
+        """With the stream of this rank, or of one that had its place among the data-parallel ones."""
+        rank, dp_rank = self.rank_info.rank, self.rank_info.dp_rank
+        saved = sorted(range(reader.world_size), key=lambda other: other != rank)
+        stream = next((own["rng"] for other in saved if (own := reader.own(other))["dp_rank"] == dp_rank), None)
+        if stream is not None:
+            set_rng_state(stream)
+        else:
+            logger.info("rank %d starts its global random streams: %s is of %d ranks", rank, folder, reader.world_size)
+            seed_rngs(derive_seed(self._seed, "joined", dp_rank, self._steps))
 
     def _go_on(self, moments: dict[str, dict[str, torch.Tensor]], counters: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()
@@ -236,6 +260,20 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if self._ema is not None and ema is not None and ema.unit == unit:
             self._ema.update(ema.decay_at(self._ema_updates))
             self._ema_updates += 1
+
+
+def clipped(parameters: list[torch.nn.Parameter], limit: float | None) -> float:
+    """The norm of the whole gradient, on every rank; scaled down to `limit` where that is less."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
+    return float(whole(norm))
+
+
+def _refuse_uneven(family: Family, config: BackendConfig[Any, Any], world: World) -> None:
+    if world.mesh is not None and config.sharding.mode != "none" and not family.even:
+        raise ValueError(
+            f"{type(family).__name__} does more or fewer forwards, as its rows ask for: ranks that share its weights "
+            f"would wait for each other for ever. Set train.backend.sharding.mode=none, got {config.sharding.mode}"
+        )
 
 
 def _compute_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:

@@ -6,10 +6,14 @@ import dataclasses
 
 import torch
 
+from unirl.types.batch import Rows, dense, nested, shared
 from unirl.types.condition import PromptTokens
 from unirl.types.sample import Part
+from unirl.types.sample_id import sibling_id
 from unirl.types.seed import generator
 from unirl.types.segment import TextSegment
+
+_BEYOND = 2**30  # no group has as many siblings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,18 +101,49 @@ def nearest_divisor(total: int, wanted: int) -> int:
     return min((d for d in range(1, total + 1) if total % d == 0), key=lambda d: (abs(d - wanted), d))
 
 
-def plan(part: Part, geometry: Geometry, seed: int) -> list[list[Part]]:
-    """Micro-batches of each update. Rows are shuffled by (seed, first id), so that updates mix the prompts.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch(Rows):
+    """Rows of a rollout with their place in its shuffled order, which cuts it into updates.
+
+    It is made where the whole rollout is known: whatever ranks the rows go to, each of them is in the same update.
+
+    part:   `(N,)` rows
+    places: `(N,)`, 0 .. count - 1; -1 for a row that no update has: it keeps a rank company that would have none
+    count:  rows of the whole rollout
+    """
+
+    part: Part = nested()
+    places: torch.Tensor = dense()
+    count: torch.Tensor = shared()
+
+    @classmethod
+    def of(cls, part: Part, seed: int, ranks: int) -> Batch:
+        """All rows of `part`, shuffled by (seed, first id) so that updates mix the prompts; at least one for a rank."""
+        count = len(part)
+        order = torch.randperm(count, generator=generator(seed, "plan", part.ids[0]))
+        places = torch.empty_like(order)
+        places[order] = torch.arange(count)
+        first = part.select([0])
+        names = [sibling_id(first.ids[0], _BEYOND + number) for number in range(ranks - count)]
+        idle = [dataclasses.replace(first, ids=[name]) for name in names]
+        if idle:
+            part = Part.concat([part, *idle])
+            places = torch.cat([places, torch.full((len(idle),), -1)])
+        return cls(part=part, places=places, count=torch.tensor(count))
+
+
+def plan(batch: Batch, geometry: Geometry) -> list[list[Part]]:
+    """Micro-batches of each update; those of a rank where `batch` is its share of the rows.
 
     Rows without a finite reward are left out of their micro-batch; an empty micro-batch is left out of its update.
     """
-    assert len(part) % geometry.num_updates_per_batch == 0, (
-        f"{len(part)} rows are no {geometry.num_updates_per_batch} equal updates: `check` comes first"
-    )
-    order = torch.randperm(len(part), generator=generator(seed, "plan", part.ids[0]))
-    valid = part.valid
-    updates = []
-    for rows in order.split(len(part) // geometry.num_updates_per_batch):
-        kept = [micro[valid[micro]] for micro in geometry.cut(part, rows)]
-        updates.append([part.select(micro) for micro in kept if len(micro)])
-    return updates
+    part, count, updates = batch.part, int(batch.count), geometry.num_updates_per_batch
+    assert count % updates == 0, f"{count} rows are no {updates} equal updates: `check` comes first"
+    places, rows = batch.places.sort()
+    rows, places = rows[places >= 0], places[places >= 0]
+    valid, found = part.valid, []
+    for update in range(updates):
+        own = rows[places // (count // updates) == update]
+        kept = [micro[valid[micro]] for micro in geometry.cut(part, own)] if len(own) else []
+        found.append([part.select(micro) for micro in kept if len(micro)])
+    return found

@@ -38,7 +38,7 @@ class HostedLauncher(Launcher):
     def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
         return Done({rank: self.hosts[rank].call(key, method, call) for rank, call in calls.items()})
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         for host in self.hosts:
             host.close()
 
@@ -49,6 +49,9 @@ class Done(Pending[dict[int, Any]]):
 
     def result(self) -> dict[int, Any]:
         return self.results
+
+    def done(self) -> bool:
+        return True
 
 
 class Backend(Remote):
@@ -265,7 +268,7 @@ def test_a_device_that_is_not_there_or_not_known_is_refused(monkeypatch):
         Placement(device="cuda").device_type()
     with pytest.raises(ValueError, match="must be cpu, cuda or null, got 'gpu'"):
         Placement(device="gpu")
-    with pytest.raises(ValueError, match=r"placement\.launcher must be local, got 'slurm'"):
+    with pytest.raises(ValueError, match=r"placement\.launcher must be local or ray, got 'slurm'"):
         Placement(launcher="slurm")  # pyright: ignore[reportArgumentType]
 
 

@@ -18,12 +18,12 @@ from unirl.config.load import dump, load
 from unirl.reward.http import protocol
 from unirl.reward.http.client import Server
 from unirl.reward.http.config import ServedScorer
-from unirl.reward.http.server import version_of
 from unirl.reward.scorer import Scorer, ScorerInput, Unscored
 from unirl.reward.scorers.exact_match import ExactMatch
 from unirl.reward.scorers.jpeg import JpegIncompressibility
 from unirl.reward.scorers.remote import RemoteScorer
 from unirl.reward.service import WeightedScorer
+from unirl.reward.version import version_of
 
 
 def pictures(count: int, height: int = 24, width: int = 40) -> list[ScorerInput]:
@@ -58,6 +58,7 @@ def test_all_that_a_sample_holds_arrives():
         id="r0.p1/2",
         prompt="ein Apfel \u00e4\U0001f34e",
         image=np.arange(24, dtype=np.uint8).reshape(2, 4, 3)[:, ::2],
+        source=np.arange(18, dtype=np.uint8).reshape(3, 2, 3),
         video=np.arange(36, dtype=np.uint8).reshape(3, 2, 2, 3),
         fps=12.5,
         audio=np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4),
@@ -70,7 +71,7 @@ def test_all_that_a_sample_holds_arrives():
     (got,) = seen
     for name in ("id", "prompt", "text", "metadata", "fps", "audio_rate"):
         assert vars(got)[name] == vars(sample)[name]
-    for name in ("image", "video", "audio"):
+    for name in ("image", "source", "video", "audio"):
         np.testing.assert_array_equal(vars(got)[name], vars(sample)[name], strict=True)
         assert not vars(got)[name].flags.writeable
 

@@ -14,7 +14,7 @@ from unirl.train.backend.config import DiffusionBackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.ema import EMA
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import DiffusionGeometry
+from unirl.train.stack.planner import Batch, DiffusionGeometry
 from unirl.types.metric import values
 from unirl.types.sample import Part
 
@@ -120,13 +120,13 @@ def test_a_rollout_of_one_good_and_one_bad_update_makes_a_new_version() -> None:
 def test_through_a_slab_it_is_the_same_update() -> None:
     part, geometry = rows_of([1.0, -2.0, 4.0, 0.5]), DiffusionGeometry(num_updates_per_batch=2, micro_batch_size=1)
     alone = policy()
-    expected = TrainStack(alone, Slope(), geometry, seed=0).train(part, START)
+    expected = TrainStack(alone, Slope(), geometry).train(Batch.of(part, 0, ranks=1), START)
     config = DiffusionBackendConfig(optimizer=PLAIN, max_grad_norm=None)
     with Placement(device="cpu").slab() as slab:
         backend = slab.spawn(
             FSDPBackend, SMALL, config, device=torch.device("cpu"), seed=0, total_steps=100, with_reference=False
         )
-        stack = slab.spawn(TrainStack, backend, Slope(), geometry, seed=0)
-        assert stack.train(part, START) == expected
+        stack = slab.spawn(TrainStack, backend, Slope(), geometry)
+        assert stack.train(Batch.of(part, 0, ranks=1), START) == expected
         state = backend.state()
     assert all(torch.equal(value, state["parameters"][name]) for name, value in weights_of(alone).items())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.tiny_policy import rows_of
-from unirl.train.stack.planner import DiffusionGeometry, nearest_divisor, plan
+from unirl.train.stack.planner import Batch, DiffusionGeometry, nearest_divisor, plan
 from unirl.types.sample import Part
 
 
@@ -22,7 +22,9 @@ def rows(count: int, invalid: tuple[int, ...] = (), rollout: int = 0) -> Part:
 
 def planned(part: Part, *, seed: int = 0, **geometry: Any) -> list[list[list[str]]]:
     """The ids of each micro-batch of each update."""
-    return [[micro.ids for micro in update] for update in plan(part, DiffusionGeometry(**geometry), seed)]
+    return [
+        [micro.ids for micro in update] for update in plan(Batch.of(part, seed, ranks=1), DiffusionGeometry(**geometry))
+    ]
 
 
 def flat(updates: list[list[list[str]]]) -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.tiny_language import prompts_of, rows_of
 from tests.tiny_language_policy import text
-from unirl.train.stack.planner import TokenGeometry, plan
+from unirl.train.stack.planner import Batch, TokenGeometry, plan
 from unirl.types.sample import Part
 from unirl.types.sample_id import parent_id
 
@@ -25,7 +25,7 @@ def part_of(prompts: list[int], responses: list[list[int]]) -> Part:
 
 
 def planned(part: Part, *, seed: int = 0, **geometry: Any) -> list[list[Part]]:
-    return plan(part, TokenGeometry(**geometry), seed)
+    return plan(Batch.of(part, seed, ranks=1), TokenGeometry(**geometry))
 
 
 def tokens(micro: Part) -> int:

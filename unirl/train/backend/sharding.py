@@ -1,0 +1,216 @@
+"""How the trained weights are spread over the data-parallel ranks, and when their gradients are added up.
+
+Losses are divided by the terms of the whole optimizer step before backward, so gradients are summed, never averaged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+
+from unirl.distributed.group.world import World
+from unirl.models.base import Bundle
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """Over several ranks; one rank holds the weights whole, whatever is said here.
+
+    mode:     full    every rank keeps a part of each weight, gathered block by block (FSDP2)
+              hybrid  the same among `group` ranks, with copies in the other groups
+              none    every rank keeps all weights; gradients are summed once an optimizer step
+    group:    ranks that share one copy in hybrid, such as those of a node
+    blocks:   class names of the modules that are gathered together; None takes the family's
+    dtype:    what a trained master is gathered in: itself, or rounded to the compute dtype, which halves the traffic
+    sync:     sum gradients at each micro-batch (they stay sharded), or at the last one of a step (less traffic, and
+              the whole gradient in memory); auto is last with LoRA and each without
+    offload:  keep shards, gradients and optimizer state in the memory of the CPU
+    """
+
+    mode: Literal["full", "hybrid", "none"] = "full"
+    group: int | None = None
+    blocks: tuple[str, ...] | None = None
+    dtype: Literal["master", "compute"] = "compute"
+    sync: Literal["auto", "each", "last"] = "auto"
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.mode == "hybrid") != (self.group is not None):
+            raise ValueError(f"group goes with mode=hybrid and with no other, got mode={self.mode}, group={self.group}")
+        if self.group is not None and self.group < 2:
+            raise ValueError(f"group must be at least 2 ranks, got {self.group}; mode=none keeps every rank whole")
+        if self.mode == "none" and (self.blocks is not None or self.offload):
+            raise ValueError("blocks and offload are for sharded weights: with mode=none leave them out")
+
+    def spread(self, bundle: Bundle, world: World, blocks: tuple[str, ...], master: torch.dtype | None) -> Spread:
+        """Spread the weights of `bundle`, before an optimizer sees them.
+
+        blocks: class names that the family knows; master: what trained masters are gathered in, None for themselves
+        """
+        if world.mesh is None:
+            return Whole()
+        if self.mode == "none":
+            return Replicated(world)
+        return _shard(bundle, self, world, blocks, None if self.dtype == "master" else master)
+
+
+class Spread(ABC):
+    """even: whether the ranks must do the same forwards in the same order while they train."""
+
+    even: bool = False
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights on every rank for a `with` block, in which ranks need not go together; all must enter it."""
+        return nullcontext()
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch; `last` of its optimizer step."""
+        return nullcontext()
+
+    def settle(self) -> None:  # noqa: B027 - only shards are ever gathered
+        """Nothing of earlier weights stays gathered: before other values take their place."""
+
+    @abstractmethod
+    def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Gradients of the whole step in `parameters`: after the last backward, before they are measured."""
+
+
+class Whole(Spread):
+    """One rank."""
+
+    def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated(Spread):
+    """A copy on every rank. A parameter without a gradient on all ranks has none afterwards."""
+
+    world: World
+
+    def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        assert self.world.mesh is not None
+        used = self.world.total([float(parameter.grad is not None) for parameter in parameters.values()])
+        some = [parameter for parameter, count in zip(parameters.values(), used, strict=True) if count]
+        for parameter in some:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        group = self.world.mesh.get_group("dp")
+        for bucket in _buckets([parameter.grad for parameter in some if parameter.grad is not None]):
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            torch.distributed.all_reduce(flat, group=group)
+            for gradient, piece in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
+                gradient.copy_(piece.view_as(gradient))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded(Spread):
+    """A part of each weight on every rank.
+
+    modules:   of FSDP, the root first
+    each_sync: sum gradients at each micro-batch, not at the last one of a step alone
+    """
+
+    modules: Sequence[Any]
+    each_sync: bool
+    even: bool = True
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        for module in self.modules:
+            module.set_reshard_after_forward(False, recurse=False)
+        try:
+            for module in self.modules:
+                module.unshard()
+            yield
+        finally:
+            for module in self.modules:
+                module.set_reshard_after_forward(True, recurse=False)
+            self.settle()
+
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        self.modules[0].set_requires_gradient_sync(last or self.each_sync)
+        yield
+
+    def settle(self) -> None:
+        for module in self.modules:
+            module.reshard()
+
+    def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        pass  # FSDP has
+
+
+def _shard(
+    bundle: Bundle, sharding: Sharding, world: World, names: tuple[str, ...], master: torch.dtype | None
+) -> Sharded:
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    from unirl.train.backend.root_modules import Root
+
+    precision = MixedPrecisionPolicy(param_dtype=master, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    mesh, offload = _mesh(world, sharding), CPUOffloadPolicy() if sharding.offload else OffloadPolicy()
+    bundle.root = Root(bundle.transformer, bundle.critic)
+    for module in [*_blocks(bundle.transformer, sharding.blocks, names), bundle.root]:
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=offload)
+    modules = [module for module in bundle.root.modules() if isinstance(module, FSDPModule)]
+    for module in modules:
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    # The tower of a vision-language model lives in the root: a rank without pictures adds zeros for it.
+    modules[0].set_reduce_scatter_unused_params(True, recurse=False)
+    with torch.no_grad():
+        bundle.root(tuple)  # FSDP takes the first forward for that of its root, and a rollout begins with a block's
+    each = sharding.sync == "each" or (sharding.sync == "auto" and all_trained(bundle))
+    return Sharded(modules, each_sync=each)
+
+
+def all_trained(bundle: Bundle) -> bool:
+    """Whether the trained module trains whole, not through adapters."""
+    return all(parameter.requires_grad for parameter in bundle.trained.parameters())
+
+
+def _mesh(world: World, sharding: Sharding) -> torch.distributed.DeviceMesh:
+    """The data-parallel ranks: in one dimension, or in two with copies along the first."""
+    assert world.mesh is not None
+    ranks = world.mesh["dp"]
+    if sharding.group is None:
+        return ranks
+    if ranks.size() % sharding.group:
+        raise ValueError(
+            f"sharding.group={sharding.group} does not divide the {ranks.size()} data-parallel ranks: "
+            f"choose one of {[size for size in range(2, ranks.size() + 1) if ranks.size() % size == 0]}"
+        )
+    copies = ranks.size() // sharding.group
+    return ranks._unflatten(0, (copies, sharding.group), ("copies", "shard"))  # noqa: SLF001 - its only name so far
+
+
+def _blocks(model: torch.nn.Module, asked: tuple[str, ...] | None, known: tuple[str, ...]) -> list[torch.nn.Module]:
+    """Every module of a class that was asked for, or that the family knows, the inner ones first."""
+    classes = {type(module).__name__ for module in model.modules()}
+    unmatched = [name for name in asked or () if name not in classes]
+    names = classes.intersection(known if asked is None else asked)
+    if unmatched or not names:
+        there = sorted(name for name in classes if "Block" in name or "Layer" in name) or sorted(classes)
+        raise ValueError(
+            f"train.backend.sharding.blocks: no module of class {unmatched or list(known)}; name some of {there}"
+        )
+    return [module for module in model.modules() if type(module).__name__ in names][::-1]
+
+
+def _buckets(gradients: Sequence[torch.Tensor], elements: int = 2**24) -> Iterator[list[torch.Tensor]]:
+    """Consecutive gradients of one dtype, at most so many elements together (more where one alone has more)."""
+    bucket: list[torch.Tensor] = []
+    for gradient in gradients:
+        full = sum(other.numel() for other in bucket) + gradient.numel() > elements
+        if bucket and (full or bucket[0].dtype != gradient.dtype):
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
