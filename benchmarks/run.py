@@ -15,6 +15,7 @@ from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
 from benchmarks.reward_wire import measure_wire, served
 from benchmarks.scored_rollout import measure_overlap
+from benchmarks.scorer_speed import scorer_speeds
 from benchmarks.shared_questions import shared_questions
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
@@ -36,6 +37,7 @@ def main() -> None:
         language(Path(folder))
         scores(Path(folder))
     rewards()
+    scorers()
     questions()
 
 
@@ -93,6 +95,15 @@ def rewards() -> None:
             cost = measure_wire(url, size, count)
             name = f"{count} of {size} x {size}"
             print(f"{name:<24} {cost.local:8.2f} {cost.remote:8.2f} {cost.remote - cost.local:11.2f}", flush=True)
+
+
+def scorers() -> None:
+    """What scorers do beside their model: reading, scaling and batching."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        speeds = pool.apply(scorer_speeds)
+    print("\nScorers with models of a few layers, pictures of 512 pixels, one thread: samples a CPU second")
+    for name, speed in speeds.items():
+        print(f"  {name:<16} {speed:7.0f}", flush=True)
 
 
 def questions() -> None:

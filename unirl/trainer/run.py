@@ -14,9 +14,9 @@ class RunConfig:
     steps:        rollouts (or batches) to train on
     seed:         key of all noise, data order and initial adapters; a recipe's null is drawn and written down
     save_every:   steps between checkpoints; the last step is always saved
-    async_save:   train on while a checkpoint is written, from a copy in the memory of the host
     max_restarts: how often a run that loses a worker goes on from one and the same checkpoint: a node that fails now
                   and then does not end it, what kills a worker at the same step each time does
+    async_save:   train on while a checkpoint is written, from a copy in the memory of the host
     keep_last:    newest checkpoints to keep; keep_best: best ones by `best_metric` to keep beside them
     best_metric:  a figure of the evaluation, higher is better
     """
