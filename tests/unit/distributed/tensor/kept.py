@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import ray
 import torch
 
 from unirl.distributed.group.dispatch import Call, Dispatch
@@ -130,6 +131,11 @@ class Studio(Remote):
     @remote(Dispatch.DP_COLLECTIVE, reads=("media",))
     def together(self, sample: Sample | None) -> Metrics | None:
         return None if sample is None else self.light(sample)
+
+    @remote(Dispatch.BROADCAST)
+    def kept(self) -> Metrics:
+        """Objects whose tensors Ray keeps in the ranks."""
+        return {"kept": total(float(ray.get_runtime_context().worker.rdt_manager.rdt_store.get_num_objects()))}
 
     @remote(Dispatch.BROADCAST, reads=("media",))
     def everyone(self, sample: Sample) -> Metrics:

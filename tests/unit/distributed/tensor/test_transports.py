@@ -1,7 +1,8 @@
-"""Rows in Ray's object store: kept by two ranks, held by the driver, freed with the last reference."""
+"""The transports of Ray: rows that two ranks keep, the driver holds, and the last reference frees."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import io
 import os
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.ray
 
 
 class Mortal(Studio):
+    """Ends when it is told to."""
+
     @remote(Dispatch.BROADCAST)
     def die(self, rank: int) -> None:
         if self.rank_info.rank == rank:
@@ -94,21 +97,21 @@ def test_what_the_driver_holds_does_not_grow_with_what_ranks_keep(pair: Slab) ->
 
 
 def test_nothing_of_twenty_steps_stays_in_the_store(studio: Handle[Studio]) -> None:
-    before = settled()
+    before = settled(studio)
     shared = sorted(path.name for path in Path("/dev/shm").iterdir())
     for _ in range(20):
         drawn = studio.draw(request(3))
-        assert stored() != before
+        assert stored(studio) != before
         brighter = studio.brighten(drawn)
         assert values(studio.light(brighter)) == {"light": 2 * 3 * 48}
     del drawn, brighter
-    assert settled() == before
+    assert settled(studio) == before
     assert sorted(path.name for path in Path("/dev/shm").iterdir()) == shared
 
 
-def test_rows_of_a_rank_that_died_are_lost_by_name(studio: Handle[Studio]) -> None:
+def test_rows_of_a_rank_that_died_are_lost_by_name(studio: Handle[Studio], placement: Placement) -> None:
     """For the driver and for a rank of another slab; the rows of other ranks are not."""
-    with Placement(launcher="ray", device="cpu", devices=1, deadline=60).slab("alone") as alone:
+    with dataclasses.replace(placement, devices=1).slab("alone") as alone:
         mortal = alone.spawn(Mortal, 128)
         drawn, whole = mortal.draw(request(2)), studio.draw(request(2))
         assert values(studio.light(drawn)) == {"light": 2 * 3 * 128**2}
@@ -129,20 +132,20 @@ def brought_until_lost(sample: Sample) -> None:
         time.sleep(0.1)
 
 
-def stored() -> str:
-    """Objects of the store and their size, as Ray counts them."""
+def stored(studio: Handle[Studio]) -> tuple[str, float]:
+    """Objects of the store and their size, as Ray counts them, and tensors that it keeps in the ranks."""
     found = re.search(r"Plasma memory usage.*", memory_summary(ray.get_runtime_context().gcs_address, stats_only=True))
     assert found is not None
-    return found[0]
+    return found[0], values(studio.kept())["kept"]
 
 
-def settled() -> str:
+def settled(studio: Handle[Studio]) -> tuple[str, float]:
     """The same after Ray has freed what nobody refers to, which takes it a moment."""
     gc.collect()
-    seen = [stored()]
+    seen = [stored(studio)]
     while len(seen) < 100 and seen[-10:] != [seen[-1]] * 10:
         time.sleep(0.1)
-        seen.append(stored())
+        seen.append(stored(studio))
     return seen[-1]
 
 
