@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -58,12 +59,8 @@ class Warehouse(Remote):
         """Only called."""
 
 
-def measure_transports(rows: int) -> dict[str, TransportCost]:
-    """That many MiB through each transport, by its name."""
-    return {name: _measure(name, rows) for name in TRANSPORTS}
-
-
-def _measure(transport: str, rows: int) -> TransportCost:
+def measure_transport(transport: Literal["object_store", "direct"], rows: int) -> TransportCost:
+    """That many MiB, on a slab of two ranks."""
     source = torch.rand(rows, 1, 512, 512)
     target = torch.empty_like(source)
     memcpy = _median(lambda: target.copy_(source))
@@ -73,7 +70,8 @@ def _measure(transport: str, rows: int) -> TransportCost:
         call = _median(house.nothing, CALLS)
         keep = _median(lambda: house.make(part))
         kept = house.make(part)
-        return TransportCost(keep, _median(lambda: house.take(kept)), _median(lambda: resolved(kept)), memcpy, call)
+        fetch, driver = _median(lambda: house.take(kept)), _median(lambda: resolved(kept))
+        return TransportCost(keep=keep, fetch=fetch, driver=driver, memcpy=memcpy, call=call)
 
 
 def _median(work: Callable[[], object], repeats: int = REPEATS) -> float:

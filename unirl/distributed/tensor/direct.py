@@ -43,7 +43,12 @@ class Direct(Transport):
         return ray.put((layout, sent), _tensor_transport=_BACKEND)
 
     def get(self, parcels: Sequence[Parcel]) -> list[Rows]:
-        return [put_together(layout, list(map(_own, sent))) for layout, sent in objects_of(parcels, self.timeout)]
+        rows: list[Rows] = []
+        for parcel in parcels:
+            # One after another: where a process has freed something, NIXL meets it anew and drops transfers under way.
+            ((layout, sent),) = objects_of([parcel], self.timeout)
+            rows.append(put_together(layout, list(map(_own, sent))))
+        return rows
 
 
 def _own(sent: torch.Tensor | Buffer) -> torch.Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from unirl.types.media import Media
 from unirl.types.metric import values
 from unirl.types.sample import Part, Sample
 from unirl.types.segment import TextSegment
+
+README = Path(__file__).parents[4] / "unirl/distributed/tensor/README.md"
 
 
 def slab_of(ranks: int, plane: DataPlane | None) -> Slab:
@@ -144,6 +148,11 @@ def test_rows_are_freed_with_their_last_reference() -> None:
     gc.collect()
     assert kept() is None
     assert isinstance(brighter.frontier.segment, FieldRef)
+
+
+def test_the_readme_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    exec(example, {"__name__": "readme"})
 
 
 def test_under_one_rank_in_the_process_nothing_is_a_reference() -> None:

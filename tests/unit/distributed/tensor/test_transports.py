@@ -98,7 +98,7 @@ def test_what_the_driver_holds_does_not_grow_with_what_ranks_keep(pair: Slab) ->
 
 def test_nothing_of_twenty_steps_stays_in_the_store(studio: Handle[Studio]) -> None:
     before = settled(studio)
-    shared = sorted(path.name for path in Path("/dev/shm").iterdir())
+    shared = in_shared_memory()
     for _ in range(20):
         drawn = studio.draw(request(3))
         assert stored(studio) != before
@@ -106,7 +106,7 @@ def test_nothing_of_twenty_steps_stays_in_the_store(studio: Handle[Studio]) -> N
         assert values(studio.light(brighter)) == {"light": 2 * 3 * 48}
     del drawn, brighter
     assert settled(studio) == before
-    assert sorted(path.name for path in Path("/dev/shm").iterdir()) == shared
+    assert in_shared_memory() == shared
 
 
 def test_rows_of_a_rank_that_died_are_lost_by_name(studio: Handle[Studio], placement: Placement) -> None:
@@ -117,7 +117,7 @@ def test_rows_of_a_rank_that_died_are_lost_by_name(studio: Handle[Studio], place
         assert values(studio.light(drawn)) == {"light": 2 * 3 * 128**2}
         with pytest.raises(WorkerLostError, match="slab alone lost rank 0"):
             mortal.die(0)
-    cause = r"rows made in Mortal\.draw on rank 0 of slab alone are lost: its process has ended"
+    cause = r"rows made in Mortal\.draw on rank 0 of slab alone are lost: its process (has ended|does not answer)"
     with pytest.raises(WorkerLostError, match=cause):
         brought_until_lost(drawn)
     with pytest.raises(WorkerLostError, match=cause):
@@ -130,6 +130,11 @@ def brought_until_lost(sample: Sample) -> None:
     for _ in range(100):
         resolved(sample)
         time.sleep(0.1)
+
+
+def in_shared_memory() -> set[str]:
+    """What the transports have there by name; other programs of the machine come and go."""
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("plasma", "ucx"))}
 
 
 def stored(studio: Handle[Studio]) -> tuple[str, float]:
