@@ -26,12 +26,16 @@ class Buffer:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Buffer:
         flat = tensor.detach().cpu().reshape(-1)
+        # A view of one element may have any stride and still count as contiguous.
         flat = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
         return cls(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
 
     def tensor(self) -> torch.Tensor:
-        # What Ray gives is the store's own memory, which all readers share: torch must never write there.
-        return torch.from_numpy(self.data.copy()).view(self.dtype).reshape(self.shape)
+        """A copy: what Ray gives is the store's own memory, which all readers share, so torch must never write there."""
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        if tensor.numel():
+            np.copyto(tensor.reshape(-1).view(torch.uint8).numpy(), self.data)
+        return tensor
 
 
 def objects_of(parcels: Sequence[Parcel], timeout: float) -> list[Any]:

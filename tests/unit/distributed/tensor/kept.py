@@ -89,6 +89,9 @@ class Done(Pending[dict[int, Any]]):
     def result(self) -> dict[int, Any]:
         return self.results
 
+    def done(self) -> bool:
+        return True
+
 
 class Studio(Remote):
     """Draws: picture, latents and conditions of a row are of the number that its id ends with. size: of a picture."""
