@@ -75,7 +75,8 @@ class RayLauncher(Launcher):
             "max_task_retries": 0,
             "enable_task_events": False,
         }
-        actor = ray.remote(enable_tensor_transport=isinstance(plane.transport, Direct))(RankActor)
+        whole_class: dict[str, Any] = {"enable_tensor_transport": isinstance(plane.transport, Direct)}
+        actor = ray.remote(**whole_class)(RankActor)
         self._actors = [
             actor.options(**fixed, **options).remote(slab, info, plane, logger.getEffectiveLevel())
             for info, options in zip(self.ranks, self._seats.options, strict=True)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import ray
 
+from unirl.distributed.tensor.buffer import Buffer
 from unirl.distributed.tensor.layout import laid_out, put_together
-from unirl.distributed.tensor.ray_objects import Buffer, objects_of
+from unirl.distributed.tensor.ray_objects import objects_of
 from unirl.distributed.tensor.transport import Parcel, Transport
 from unirl.types.batch import Rows
 

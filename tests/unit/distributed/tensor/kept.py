@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import ray
 import torch
 
 from unirl.distributed.group.dispatch import Call, Dispatch
@@ -138,6 +137,8 @@ class Studio(Remote):
     @remote(Dispatch.BROADCAST)
     def kept(self) -> Metrics:
         """Objects whose tensors Ray keeps in the ranks."""
+        import ray
+
         return {"kept": total(float(ray.get_runtime_context().worker.rdt_manager.rdt_store.get_num_objects()))}
 
     @remote(Dispatch.BROADCAST, reads=("media",))

@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-import ray
-from ray._private.internal_api import memory_summary
 
 from tests.unit.distributed.tensor.kept import Hosts, Studio, pictures, request
 from tests.unit.types.same import assert_same_sample
@@ -139,6 +137,9 @@ def in_shared_memory() -> set[str]:
 
 def stored(studio: Handle[Studio]) -> tuple[str, float]:
     """Objects of the store and their size, as Ray counts them, and tensors that it keeps in the ranks."""
+    import ray
+    from ray._private.internal_api import memory_summary
+
     found = re.search(r"Plasma memory usage.*", memory_summary(ray.get_runtime_context().gcs_address, stats_only=True))
     assert found is not None
     return found[0], values(studio.kept())["kept"]
@@ -156,11 +157,12 @@ def settled(studio: Handle[Studio]) -> tuple[str, float]:
 
 def held_bytes(value: object) -> int:
     """Pickled size without what Ray writes for its references."""
+    import ray
+
+    class Sizing(pickle.Pickler):
+        def persistent_id(self, obj: object) -> object:
+            return "reference" if isinstance(obj, ray.ObjectRef) else None
+
     file = io.BytesIO()
-    _Sizing(file).dump(value)
+    Sizing(file).dump(value)
     return file.tell()
-
-
-class _Sizing(pickle.Pickler):
-    def persistent_id(self, obj: object) -> object:
-        return "reference" if isinstance(obj, ray.ObjectRef) else None
