@@ -160,7 +160,7 @@ class RayLauncher(Launcher):
         self._idle_since = time.monotonic()
         stuck = sorted(call.refs.values())
         if not failures and not stuck:
-            call.values = values
+            call.values = dict(sorted(values.items()))
             return
         call.error = self._first_cause(call, failures) if failures else self._too_late(call, stuck)
         ended = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())

@@ -114,6 +114,9 @@ class Placement:
     def _check_ray(self) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ValueError("placement.launcher is ray, which is not installed: pip install unirl[ray]")
+        for name in ("tp", "sp", "ep", "pp"):
+            if self.__dict__[name] < 1:
+                raise ValueError(f"placement.{name} must be at least 1, got {self.__dict__[name]}")
         axes = self._axes()
         if self.devices is not None:
             axes.ranks(self.devices)
