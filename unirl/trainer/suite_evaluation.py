@@ -160,7 +160,7 @@ def evaluate(asked: Asked, suite: Suite) -> SuiteEvaluation:
             engine.refuse(Media(texts=texts), sampling)
         shown, samples, pictures = _shown(suite.rows), list[Judged](), dict[int, torch.Tensor]()
         for first, request in _requests(suite.rows, sampling, number, max(1, batch // number)):
-            filled = engine.generate(request)
+            filled = resolved(engine.generate(request), reads=("media",))
             samples += judges.judged(filled, first, number)
             _give_up(samples, len(suite.rows) * number)
             for row, own in enumerate(_pictures(filled, number), first):
