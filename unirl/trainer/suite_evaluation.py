@@ -22,6 +22,7 @@ from unirl.config.error import ConfigError, nearest
 from unirl.config.recipes import shipped_recipes
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.data.suite_prompts import ALL, answer_skills, skill_of
+from unirl.distributed.tensor.plane import resolved
 from unirl.observability.charts import evenly
 from unirl.observability.clips import stills
 from unirl.observability.progress import ProgressLine
