@@ -1,4 +1,4 @@
-"""Every trainer on two ranks with sharded weights: what a run of one process writes, to the last figure that is stable."""
+"""Every trainer on two ranks with sharded weights writes the figures of a run of one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.integration.runs import RECIPES, metrics, overrides
 from unirl.config.run import load_recipe
 from unirl.trainer.domains import trainer_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.ray
 
 TWO = "placement={launcher: ray, device: cpu, devices: 2, deadline: 200}"
 
@@ -19,6 +19,7 @@ def fit(kind: str, output: Path, *settings: str, steps: int = 4) -> None:
     trainer_of(load_recipe(RECIPES[kind][0], [*overrides(kind, output, steps=steps), *settings])).fit()
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["flow_grpo_lora", "sft", "text_sft", "ar"])
 def test_two_ranks_write_the_figures_of_one_process(kind: str, ray: None, tmp_path: Path) -> None:
     fit(kind, tmp_path / "one")
@@ -29,6 +30,7 @@ def test_two_ranks_write_the_figures_of_one_process(kind: str, ray: None, tmp_pa
         assert {name: two[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.timeout(600)
 def test_a_run_that_was_saved_on_two_ranks_goes_on_with_one(ray: None, tmp_path: Path) -> None:
     fit("ar", tmp_path / "one", steps=6)
     fit("ar", tmp_path / "moved", TWO, "eval.every=3", steps=4)
