@@ -382,7 +382,7 @@ def _check(checkpoint: Checkpoint, files: Iterable[str]) -> None:
 
 
 def _loaded(part: Path, map_location: torch.device | str) -> Any:
-    return part if part.is_dir() else read_value(part.with_name(f"{part.name}.pt"), map_location)
+    return part.absolute() if part.is_dir() else read_value(part.with_name(f"{part.name}.pt"), map_location)
 
 
 def _by_score(checkpoints: list[Checkpoint]) -> list[Checkpoint]:

@@ -84,7 +84,7 @@ def write_shards(
     """
     from torch.distributed.checkpoint import DefaultSavePlanner
 
-    from unirl.train.shard_files import HashingWriter
+    from unirl.train.shard_modules import HashingWriter
 
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     writer, metadata = HashingWriter(folder), []
@@ -126,7 +126,7 @@ class ShardReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        from unirl.train.shard_files import read_metadata
+        from unirl.train.shard_modules import read_metadata
 
         self._folder, self._metadata = folder, read_metadata(folder / ".metadata")
         self.world_size = sum(1 for file in folder.iterdir() if _RANK_FILE.fullmatch(file.name))

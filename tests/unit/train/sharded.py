@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.train.backend.state import moments_like, nested, tensors_of
+from unirl.train.dtensor import whole
 from unirl.train.ema import Shadow
 from unirl.train.shards import ShardReader, ShardWriter
 
@@ -44,11 +45,6 @@ def laid_out(tensors: dict[str, torch.Tensor], how: str, size: int) -> dict[str,
     }
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def write(info: RankInfo, folder: Path, how: str, background: bool) -> dict[str, Any]:
     writer = ShardWriter(info)
     writer.start(folder, laid_out(values(), how, info.world_size), {"mine": info.rank}, background=background)
@@ -61,7 +57,7 @@ def read(info: RankInfo, folder: Path, how: str) -> dict[str, Any]:
     into = laid_out({name: torch.full_like(value, -1) for name, value in values().items()}, how, info.world_size)
     reader = ShardReader(folder)
     reader.read(into)
-    return {name: whole(value) for name, value in into.items()}
+    return {name: whole(value.detach()) for name, value in into.items()}
 
 
 class Branches(torch.nn.Module):
@@ -101,7 +97,7 @@ class Policy:
         return {"parameters": self.parameters, "optimizer": moments, "ema": self.ema.values}
 
     def whole_state(self) -> dict[str, torch.Tensor]:
-        return {name: whole(value).clone() for name, value in tensors_of(self.state()).items()}
+        return {name: whole(value.detach()).clone() for name, value in tensors_of(self.state()).items()}
 
     def save(self, info: RankInfo, folder: Path) -> None:
         writer = ShardWriter(info)

@@ -251,4 +251,4 @@ def test_torchs_own_tools_read_the_files(tmp_path: Path) -> None:
 
     write(ONE, tmp_path, "plain", False)
     dcp_to_torch_save(tmp_path, tmp_path / "one.pt")
-    assert_same(torch.load(tmp_path / "one.pt"), values())
+    assert_same(torch.load(tmp_path / "one.pt", weights_only=True), values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import pickle
@@ -87,9 +88,11 @@ class _Outcome:
         if self.error is None:
             return self
         try:
-            return _Outcome(error=pickle.loads(pickle.dumps(self.error)))
+            made_again = copy.copy(self.error)
+            pickle.dumps(made_again)
         except Exception:  # noqa: BLE001 - an exception may refuse in any way to be copied; its text can be sent
             return _Outcome(error=RuntimeError(f"{type(self.error).__name__}: {self.error}"))
+        return _Outcome(error=made_again)
 
 
 def _outcome(work: Callable[[], Any]) -> _Outcome:

@@ -26,6 +26,7 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError
 from unirl.distributed.group.rank_actor import Failure, Outcome, Process, RankActor, Said, Shape
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.tensor.direct import Direct
 from unirl.distributed.tensor.plane import DataPlane
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class RayLauncher(Launcher):
             "max_task_retries": 0,
             "enable_task_events": False,
         }
-        actor = ray.remote(RankActor)
+        whole_class: dict[str, Any] = {"enable_tensor_transport": isinstance(plane.transport, Direct)}
+        actor = ray.remote(**whole_class)(RankActor)
         self._actors = [
             actor.options(**fixed, **options).remote(slab, info, plane, logger.getEffectiveLevel())
             for info, options in zip(self.ranks, self._seats.options, strict=True)

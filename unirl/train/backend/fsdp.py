@@ -195,17 +195,13 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
 
         What fails on one rank is raised on all.
         """
+        self.spread.settle()
         saved, reader = self._writer.ranks.together(lambda: self._fitting(folder))
         moments = moments_like(saved["optimizer"], self._parameters)
         into = {"parameters": self._parameters, "optimizer": moments, "ema": self._ema and self._ema.values}
         self._writer.ranks.together(lambda: reader.read(tensors_of(into)))
         self._go_on(moments, saved)
-        rank = self.rank_info.rank
-        if rank < reader.world_size:
-            set_rng_state(reader.own(rank)["rng"])
-        else:
-            logger.info("rank %d starts its global random streams: %s is of %d ranks", rank, folder, reader.world_size)
-            seed_rngs(derive_seed(self._seed, "joined", rank, self._steps))
+        self._go_on_drawing(reader, folder)
 
     def close(self) -> None:
         """Wait for a save under way."""
@@ -232,7 +228,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
     def _own(self) -> dict[str, Any]:
         """What is not in tensors that all ranks share."""
         counters = (self._steps, self._ema_updates, self._skipped_in_row, self.version)
-        return {**dict(zip(COUNTERS, counters, strict=True)), "rng": rng_state()}
+        return {**dict(zip(COUNTERS, counters, strict=True)), "rng": rng_state(), "dp_rank": self.rank_info.dp_rank}
 
     def _fitting(self, folder: Path) -> tuple[dict[str, Any], ShardReader]:
         """The state in `folder` without its data, and the reader of that."""
@@ -240,6 +236,17 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         saved = nested(reader.outline(), reader.own(0))
         refuse_misfit(saved, self._parameters, ema=self._ema is not None)
         return saved, reader
+
+    def _go_on_drawing(self, reader: ShardReader, folder: Path) -> None:
+        """With the stream of this rank, or of one that had its place among the data-parallel ones."""
+        rank, dp_rank = self.rank_info.rank, self.rank_info.dp_rank
+        saved = sorted(range(reader.world_size), key=lambda other: other != rank)
+        stream = next((own["rng"] for other in saved if (own := reader.own(other))["dp_rank"] == dp_rank), None)
+        if stream is not None:
+            set_rng_state(stream)
+        else:
+            logger.info("rank %d starts its global random streams: %s is of %d ranks", rank, folder, reader.world_size)
+            seed_rngs(derive_seed(self._seed, "joined", dp_rank, self._steps))
 
     def _go_on(self, moments: dict[str, dict[str, torch.Tensor]], counters: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()

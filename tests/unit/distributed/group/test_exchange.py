@@ -58,7 +58,7 @@ def failures(info: RankInfo) -> list[Any]:
             attempt()
         except Exception as error:  # noqa: BLE001 - looked at by the test
             told = f"{error.errno} {error.strerror}" if isinstance(error, OSError) else str(error)
-            seen.append((type(error).__name__, told, getattr(error, "__notes__", [])))
+            seen.append((type(error).__name__, told, vars(error).get("__notes__", [])))
     return [*seen, exchange.all(lambda: info.rank)]
 
 

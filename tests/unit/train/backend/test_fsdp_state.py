@@ -19,6 +19,8 @@ from unirl.models.base import Bundle
 from unirl.models.tiny import TinySD3
 from unirl.sde.steps import Step
 from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.backend.state import tensors_of
+from unirl.train.dtensor import whole
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
@@ -349,6 +351,36 @@ def test_every_rank_goes_on_with_its_own_stream_and_a_new_rank_gets_a_keyed_one(
     assert joined == again
     assert joined[0] == first
     assert joined[1] not in streams
+
+
+def stepped(info: RankInfo, folder: Path) -> dict[str, torch.Tensor]:
+    """The whole state after a step along the sign of each weight, saved by two ranks that shard it."""
+    backend = on_rank(info)
+    for parameter in backend.stage.bundle.trainable.values():
+        parameter.grad = parameter.detach().sign()
+    backend.step()
+    backend.save(folder, background=True)
+    saved = {name: whole(value).clone() for name, value in tensors_of(backend.state()).items()}
+    backend.finish_save()
+    return saved
+
+
+def reloaded(info: RankInfo, folder: Path) -> dict[str, torch.Tensor]:
+    backend = on_rank(info)
+    backend.load(folder)
+    return {name: whole(value).clone() for name, value in tensors_of(backend.state()).items()}
+
+
+def test_a_sharded_backend_is_loaded_by_one_rank_and_by_two(ranks: RankPool, tmp_path: Path) -> None:
+    saved, _ = ranks(2, stepped, tmp_path)
+    assert any(bool(value.any()) for name, value in saved.items() if name.endswith("exp_avg"))
+    before = rng_state()
+    try:
+        assert_equal(reloaded(RankInfo(0, 1), tmp_path), saved)
+    finally:
+        set_rng_state(before)
+    for found in ranks(2, reloaded, tmp_path):
+        assert_equal(found, saved)
 
 
 def fails_on_one(info: RankInfo, folder: Path) -> str:
