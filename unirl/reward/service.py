@@ -106,7 +106,7 @@ class RewardService(Remote):
         for limited in self._limited.values():
             limited.close()
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("media",))
     def score(self, sample: Sample) -> Scores:
         """Scores of the N frontier rows: components unweighted, total their weighted sum.
 

@@ -9,6 +9,7 @@ import torch
 
 from unirl.config.error import nearest
 from unirl.data.prompts import PromptSource, as_roots
+from unirl.distributed.tensor.plane import resolved
 from unirl.observability.atomic import replace_file
 from unirl.observability.clips import stills, write_clips
 from unirl.observability.grids import before_after, save_grid
@@ -147,10 +148,12 @@ def judge(sample: Sample, scores: Scores, config: EvalConfig) -> Evaluation:
     for name, column in scores.components.items():
         finite = column[torch.isfinite(column)]
         metrics[f"{EVAL}{name}"] = float(finite.double().mean()) if len(finite) else float("nan")
-    metrics.update({f"{EVAL}{name}": value for name, value in set_measures(sample, config.measures).items()})
-    media, prompts = sample.frontier.media, sample.roots.media
+    if config.measures:
+        whole = resolved(sample, reads=("media",))
+        metrics.update({f"{EVAL}{name}": value for name, value in set_measures(whole, config.measures).items()})
+    media, prompts = sample.frontier.media, resolved(sample.roots.media)
     assert media is not None
     assert prompts is not None
     assert prompts.texts is not None
     shown = [row for row in range(len(scores)) if row % config.samples_per_prompt < config.shown]
-    return Evaluation(metrics, media.select(shown), scores.total[shown], prompts.texts)
+    return Evaluation(metrics, resolved(media.select(shown)), scores.total[shown], prompts.texts)

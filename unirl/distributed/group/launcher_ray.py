@@ -26,6 +26,7 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError
 from unirl.distributed.group.rank_actor import Failure, Outcome, Process, RankActor, Said, Shape
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.tensor.plane import DataPlane
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,12 @@ class RayLauncher(Launcher):
 
     deadline: seconds that one call may take, counted from the end of the one before it; ranks wait for each other no
               longer, either
+    plane:    what the ranks do with the heavy fields of arguments and results
     """
 
-    def __init__(self, slab: str, pool: DevicePool, devices: int, *, axes: Axes, deadline: float) -> None:
+    def __init__(
+        self, slab: str, pool: DevicePool, devices: int, *, axes: Axes, deadline: float, plane: DataPlane
+    ) -> None:
         self.slab = slab
         self.ranks = axes.ranks(devices)
         self._deadline = deadline
@@ -63,7 +67,7 @@ class RayLauncher(Launcher):
         }
         actor = ray.remote(RankActor)
         self._actors = [
-            actor.options(**fixed, **options).remote(slab, info, logger.getEffectiveLevel())
+            actor.options(**fixed, **options).remote(slab, info, plane, logger.getEffectiveLevel())
             for info, options in zip(self.ranks, self._seats.options, strict=True)
         ]
         try:

@@ -15,9 +15,11 @@ import torch
 from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.handle import Handle
-from unirl.distributed.group.launcher import Launcher, Sibling, replace_each
+from unirl.distributed.group.launcher import Launcher, Sibling
 from unirl.distributed.group.launcher_local import LocalLauncher
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.group.replace import replace_each
+from unirl.distributed.tensor.plane import DataPlane
 
 Worker = TypeVar("Worker", bound=Remote)
 
@@ -73,12 +75,14 @@ class Placement:
             return Slab(LocalLauncher(name), device_type=self.device_type())
         from unirl.distributed.group.device_pool import DevicePool
         from unirl.distributed.group.launcher_ray import RayLauncher
+        from unirl.distributed.tensor.object_store import ObjectStore
 
         with contextlib.ExitStack() as closing:
             pool = closing.enter_context(DevicePool(self.address, self.device, self.devices))
             axes = self._axes()
             devices = pool.capacity(axes) if self.devices is None else self.devices
-            launcher = RayLauncher(name, pool, devices, axes=axes, deadline=self.deadline)
+            plane = DataPlane(ObjectStore(self.deadline))
+            launcher = RayLauncher(name, pool, devices, axes=axes, deadline=self.deadline, plane=plane)
             return Slab(launcher, device_type=pool.device_type, afterwards=closing.pop_all().close)
 
     def _axes(self) -> Axes:

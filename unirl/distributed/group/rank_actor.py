@@ -26,6 +26,7 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import RankHost
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.tensor.plane import DataPlane
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Shape:
 class RankActor:
     """One rank. Ray runs one method at a time, in the order in which they were sent, on the main thread."""
 
-    def __init__(self, slab: str, rank_info: RankInfo, log_level: int) -> None:
+    def __init__(self, slab: str, rank_info: RankInfo, plane: DataPlane, log_level: int) -> None:
         self._slab, self._rank_info = slab, rank_info
-        self._host = RankHost(slab, rank_info)
+        self._host = RankHost(slab, rank_info, plane)
         self._joined = False
         self._said: list[Said] = []
         logging.getLogger().setLevel(log_level)
