@@ -17,6 +17,7 @@ moving them. A field whose length does not fit the batch is an error; a field ma
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, cast
@@ -94,8 +95,9 @@ class Rows:
         """Consecutive pieces of the given sizes, which must add up to the batch."""
         if sum(sizes) != len(self):
             raise ValueError(f"sizes {list(sizes)} do not add up to the batch of {len(self)} rows")
-        ends = torch.tensor(list(sizes), dtype=torch.long).cumsum(0).tolist()
-        return [self.select(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+        fields = dataclasses.fields(self)
+        pieces = (self._cut(field.name, self.__dict__[field.name], sizes) for field in fields)
+        return [type(self)(**dict(zip((field.name for field in fields), own, strict=True))) for own in zip(*pieces, strict=True)]
 
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
@@ -144,6 +146,22 @@ class Rows:
             return next(iter(sizes.values()), None)
         return len(value)
 
+    def _cut(self, name: str, value: Any, sizes: Sequence[int]) -> Sequence[Any]:
+        """`value` as `split` gives it to each piece. All at once: piece by piece, large fields would be read for each."""
+        kind = self._metadata(name)[_KIND]
+        if value is None or kind == "shared":
+            return [value] * len(sizes)
+        if kind == "nested":
+            return value.split(sizes)
+        if kind == "listed":
+            return [value[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+        if kind == "mapped":
+            columns = zip(*(_cloned(column.split(list(sizes))) for column in value.values()), strict=True)
+            return [dict(zip(value, own, strict=True)) for own in columns] if value else [{} for _ in sizes]
+        if kind == "packed":
+            sizes = [int(lengths.sum()) for lengths in self._lengths(name).split(list(sizes))]
+        return _cloned(value.split(list(sizes)))
+
     def _select(self, name: str, value: Any, rows: torch.Tensor) -> Any:
         kind = self._metadata(name)[_KIND]
         if kind == "shared":
@@ -158,6 +176,11 @@ class Rows:
             pieces = value.split(self._lengths(name).tolist())
             return torch.cat([pieces[row] for row in rows.tolist()]) if rows.numel() else value[:0]
         return value[rows.to(value.device)]
+
+
+def _cloned(pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each with memory of its own: a view is pickled with all that it is a view of."""
+    return [piece.clone() for piece in pieces]
 
 
 def row_numbers(index: Sequence[int] | torch.Tensor, count: int) -> torch.Tensor:
@@ -181,6 +204,10 @@ class Elsewhere(ABC):
     @abstractmethod
     def select(self, index: Sequence[int] | torch.Tensor) -> Self:
         """The rows at `index`, in that order; rows may repeat."""
+
+    @abstractmethod
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """Consecutive pieces of the given sizes, which add up to N."""
 
     @classmethod
     @abstractmethod

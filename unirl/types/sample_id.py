@@ -6,6 +6,8 @@ row is drawn, and never derived from content: equal text never merges two groups
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def root_id(rollout: int, row: int) -> str:
     """The id of prompt row `row` of rollout `rollout`."""
@@ -27,6 +29,13 @@ def parent_id(sample_id: str) -> str:
     if not slash:
         raise ValueError(f"{sample_id!r} is a root and has no parent")
     return parent
+
+
+def parent_ids(sample_ids: Sequence[str]) -> list[str]:
+    """`parent_id` of each; all are of one depth."""
+    if sample_ids:
+        parent_id(sample_ids[0])
+    return [sample_id.rpartition("/")[0] for sample_id in sample_ids]
 
 
 def depth(sample_id: str) -> int:

@@ -61,6 +61,20 @@ class FieldRef(Elsewhere):
         chosen = [Span(parcel, row, row + 1) for parcel, row in (places[row] for row in rows)]
         return FieldRef.of(self.kind, chosen or [Span(self.spans[0].parcel, 0, 0)])
 
+    def split(self, sizes: Sequence[int]) -> list[FieldRef]:
+        left, pieces = list(reversed(self.spans)), []
+        for size in sizes:
+            own = [Span(left[-1].parcel, left[-1].start, left[-1].start)]
+            while size:
+                span = left.pop()
+                end = min(span.stop, span.start + size)
+                own.append(Span(span.parcel, span.start, end))
+                size -= end - span.start
+                if end < span.stop or not left:
+                    left.append(Span(span.parcel, end, span.stop))
+            pieces.append(FieldRef.of(self.kind, own))
+        return pieces
+
     @classmethod
     def concat(cls, batches: Sequence[FieldRef]) -> FieldRef:
         kinds = {batch.kind for batch in batches}
