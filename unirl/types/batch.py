@@ -112,6 +112,12 @@ class Rows:
         """Every tensor on `device`."""
         return self._map(lambda _, value: _to(value, torch.device(device)))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: _packed(value) for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({name: _unpacked(value) for name, value in state.items()})
+
     def _present(self) -> Iterator[tuple[str, str, Any]]:
         for field in dataclasses.fields(self):
             value = self.__dict__[field.name]
@@ -176,6 +182,29 @@ class Rows:
             pieces = value.split(self._lengths(name).tolist())
             return torch.cat([pieces[row] for row in rows.tolist()]) if rows.numel() else value[:0]
         return value[rows.to(value.device)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """A tensor on its way to another process, as numpy's array: pickling it takes a tenth of the time."""
+
+    array: Any
+
+
+def _packed(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _packed(item) for key, item in value.items()}
+    plain = type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad
+    return _Packed(value.numpy()) if plain and value.dtype != torch.bfloat16 else value
+
+
+def _unpacked(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _unpacked(item) for key, item in value.items()}
+    if type(value) is not _Packed:
+        return value
+    # What a process reads from shared memory must not be written to.
+    return torch.from_numpy(value.array if value.array.flags.writeable else value.array.copy())
 
 
 def _cloned(pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
