@@ -46,8 +46,8 @@ class Tickets(Transport):
 class Exchange:
     """One call of all ranks, as the driver lives through it; CPU seconds since the process began.
 
-    entered, left: when the driver gave the arguments, and when it had the results
-    packing:       seconds in which it pickled the former and unpickled the latter; what ranks do meanwhile counts nowhere
+    entered, left:  when the driver gave the arguments, and when it had the results
+    packing:        seconds in which it pickled the former and unpickled the latter; those of the ranks count nowhere
     sent, received: bytes
     """
 

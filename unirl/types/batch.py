@@ -97,7 +97,10 @@ class Rows:
             raise ValueError(f"sizes {list(sizes)} do not add up to the batch of {len(self)} rows")
         fields = dataclasses.fields(self)
         pieces = (self._cut(field.name, self.__dict__[field.name], sizes) for field in fields)
-        return [type(self)(**dict(zip((field.name for field in fields), own, strict=True))) for own in zip(*pieces, strict=True)]
+        return [
+            type(self)(**dict(zip((field.name for field in fields), own, strict=True)))
+            for own in zip(*pieces, strict=True)
+        ]
 
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
@@ -153,7 +156,7 @@ class Rows:
         return len(value)
 
     def _cut(self, name: str, value: Any, sizes: Sequence[int]) -> Sequence[Any]:
-        """`value` as `split` gives it to each piece. All at once: piece by piece, large fields would be read for each."""
+        """`value` in each piece of a split. All at once: piece by piece, the whole of it would be read for each."""
         kind = self._metadata(name)[_KIND]
         if value is None or kind == "shared":
             return [value] * len(sizes)

@@ -22,7 +22,7 @@ from unirl.types.batch import Rows, dense, listed, mapped, nested, shared
 from unirl.types.condition import Conditions, PromptTokens
 from unirl.types.media import Media
 from unirl.types.reward import Scores
-from unirl.types.sample_id import ancestor_id, child_id, depth, parent_ids
+from unirl.types.sample_id import ancestor_id, child_id, depth, depths, parent_ids
 from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
 from unirl.types.segment import CleanLatents, LatentSegment, TextSegment
 
@@ -57,7 +57,7 @@ class Part(Rows):
 
     def __post_init__(self) -> None:
         Rows.__post_init__(self)
-        if len({depth(sample_id) for sample_id in self.ids}) > 1:
+        if len(depths(self.ids)) > 1:
             raise ValueError(f"the ids of a Part must have one depth, got {self.ids}")
         if len(set(self.ids)) < len(self.ids):
             raise ValueError(f"an id stands twice in a Part: {self.ids}")

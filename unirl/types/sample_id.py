@@ -48,6 +48,11 @@ def depth(sample_id: str) -> int:
     return sample_id.count("/")
 
 
+def depths(sample_ids: Sequence[str]) -> set[int]:
+    """The different depths that there are."""
+    return {sample_id.count("/") for sample_id in sample_ids}
+
+
 def ancestor_id(sample_id: str, level: int) -> str:
     """The ancestor at depth `level` (0 is the root); at its own depth, the id itself."""
     if not 0 <= level <= depth(sample_id):

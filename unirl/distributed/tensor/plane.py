@@ -20,12 +20,12 @@ Known = dict[int, tuple[Rows, FieldRef]]  # rows that came by reference, by thei
 # A parcel of this size costs little beside the copying of it, and a rank that needs one row fetches not much more.
 PARCEL_BYTES = 8 * 2**20
 # What the driver holds of a shard must not grow with its bytes.
-MOST_PARCELS = 8
+MOST_PARCELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class DataPlane:
-    """transport: carries what results hold; parcel_bytes: rows are kept in parcels of about this size, and in at most MOST_PARCELS"""
+    """transport: carries what results hold; parcel_bytes: rows are kept in parcels of this size, or larger ones"""
 
     transport: Transport
     parcel_bytes: int = PARCEL_BYTES
