@@ -16,6 +16,8 @@ from benchmarks.diffusion_step import Cost, measure
 from benchmarks.driver import PICTURES, TEXTS
 from benchmarks.driver import table as driver_table
 from benchmarks.reward_wire import measure_wire, served
+from benchmarks.scored_rollout import measure_overlap
+from benchmarks.scorer_speed import scorer_speeds
 from benchmarks.shared_questions import shared_questions
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
@@ -35,7 +37,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         diffusion(Path(folder))
         language(Path(folder))
+        scores(Path(folder))
     rewards()
+    scorers()
     questions()
     driver()
 
@@ -71,6 +75,20 @@ def language(folder: Path) -> None:
     text_rows("SmolLM2, LoRA, 32 x <= 64", uneven, repeats=1)
 
 
+def scores(folder: Path) -> None:
+    """Rollouts that are scored whole, and in chunks."""
+    checkpoint = write_sd3(folder / "small_sd3")
+    print("\nA rollout and its scores, by a process that takes as long for a chunk as its generation: seconds")
+    print(f"{'':<24} {'rollout':>8} {'scores':>8} {'chunked':>8} {'ratio':>6} {'best':>6}")
+    for chunks in (2, 8):
+        cost = measure_overlap(checkpoint, chunks=chunks, group=4, steps=10, repeats=REPEATS)
+        print(
+            f"{f'{chunks} chunks of 4 pictures':<24} {cost.rollout:8.2f} {cost.reward:8.2f} {cost.chunked:8.2f}"
+            f" {cost.ratio:6.2f} {cost.best:6.2f}",
+            flush=True,
+        )
+
+
 def rewards() -> None:
     """A reward server beside the same scorer in the process."""
     print("\nMilliseconds for a picture, from a scorer that reads its bytes: in the process, and over HTTP (loopback)")
@@ -80,6 +98,15 @@ def rewards() -> None:
             cost = measure_wire(url, size, count)
             name = f"{count} of {size} x {size}"
             print(f"{name:<24} {cost.local:8.2f} {cost.remote:8.2f} {cost.remote - cost.local:11.2f}", flush=True)
+
+
+def scorers() -> None:
+    """What scorers do beside their model: reading, scaling and batching."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        speeds = pool.apply(scorer_speeds)
+    print("\nScorers with models of a few layers, pictures of 512 pixels, one thread: samples a CPU second")
+    for name, speed in speeds.items():
+        print(f"  {name:<16} {speed:7.0f}", flush=True)
 
 
 def questions() -> None:

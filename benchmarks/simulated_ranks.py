@@ -65,6 +65,9 @@ class Done(Pending[dict[int, Any]]):
 
     values: dict[int, Any]
 
+    def done(self) -> bool:
+        return True
+
     def result(self) -> dict[int, Any]:
         return self.values
 
@@ -106,7 +109,7 @@ def scored(call: Call) -> Scores:
     """Rewards that differ within a group."""
     count = len(call.args[0].frontier)
     column = torch.arange(count).remainder(7) / 7
-    return Scores(total=column, components={"first": column, "second": 1 - column}, causes=[""] * count)
+    return Scores(total=column, components={"first": column, "second": 1 - column}, failures=[()] * count)
 
 
 def trained(call: Call) -> dict[str, Any]:

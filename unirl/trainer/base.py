@@ -8,10 +8,10 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 
@@ -19,6 +19,7 @@ from unirl.algorithms.base import Progress
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.handle import Handle
+from unirl.distributed.group.launcher import WorkerLostError
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.models.base import Family
 from unirl.observability.metrics import MetricsLog
@@ -32,9 +33,11 @@ from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Batch
+from unirl.train.stack.planner import Batch, Geometry
 from unirl.trainer.evaluation import EvalConfig, Evaluation
+from unirl.trainer.restarts import Restarts
 from unirl.trainer.run import LoggingConfig, RunConfig
+from unirl.trainer.saving import BackendPart, Saves
 from unirl.types.metric import Metrics, values
 from unirl.types.sample import Part
 
@@ -52,6 +55,16 @@ class CommonConfig:
     run: RunConfig
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+
+
+class TrainConfig(Protocol):
+    """backend: weights and optimizer; geometry: how a batch is cut into updates and micro-batches."""
+
+    @property
+    def backend(self) -> BackendConfig[Any, Any]: ...
+
+    @property
+    def geometry(self) -> Geometry: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,11 +99,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside the step number."""
+        """What a resumed run needs beside the step number: the parts of a checkpoint (CheckpointStore.start)."""
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Take over what `state` returned, as CheckpointStore.load gives it back."""
 
     @final
     def fit(self) -> Path:
@@ -103,36 +116,69 @@ class Trainer(ABC):
         with refusals():
             folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
-        with _stop_requests() as stop, ExitStack() as slabs:
-            with refusals():
-                slab = slabs.enter_context(self._common.placement.slab())
-                self.setup(slab)
-                done = self._resume(store)
-            log = MetricsLog(folder.metrics)
-            log.truncate_after(done if store.latest() is not None else -1)
-            trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
-            progress = ProgressLine(run.steps, plain_seconds=5.0)
-            with _reported_at_the_end(folder.path), closing(trackers), closing(progress):
-                if done == 0:
-                    with _resumable(store):
-                        self._record(0, self._evaluated(0, folder), log, trackers, progress)
-                for number in range(done, run.steps):
-                    with _resumable(store):
-                        with self.timer("train"):
-                            metrics = values(self.step(number))
-                        metrics.update(self._evaluated(number + 1, folder))
-                        self._record(number + 1, metrics, log, trackers, progress)
-                    stopping = stop.requested  # read once: what is said to be saved must be
-                    if stopping or number + 1 == run.steps or (number + 1) % run.save_every == 0:
-                        self._save(store, log, number + 1, metrics)
-                    if stopping and number + 1 < run.steps:
-                        raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
+        with _stop_requests() as stop:
+            restarts = Restarts(run.max_restarts)
+            while not self._trained(folder, store, stop, restarts):
+                pass
         return folder.path
 
-    def _resume(self, store: CheckpointStore) -> int:
+    def _trained(self, folder: RunFolder, store: CheckpointStore, stop: _StopRequests, restarts: Restarts) -> bool:
+        """Train from the last checkpoint to the end; False where a worker was lost and may be replaced."""
+        try:
+            with refusals():
+                slab = self._common.placement.slab(in_place_of=restarts.lost_slab)
+            with slab:
+                restarts.lost_slab = slab
+                self._train(slab, folder, store, stop, restarts)
+        except WorkerLostError as lost:
+            if stop.requested:
+                raise Interrupted(
+                    f"{lost}, and is not replaced, as the run was to stop. {store.still_good()}"
+                ) from lost
+            restarts.count(lost, store.latest())
+            return False
+        return True
+
+    def _train(
+        self, slab: Slab, folder: RunFolder, store: CheckpointStore, stop: _StopRequests, restarts: Restarts
+    ) -> None:
+        run, config = self._common.run, dump(self._common)
+        with refusals():
+            self.setup(slab)
+            resumed = self._resume(store)
+        done, log = resumed or 0, MetricsLog(folder.metrics)
+        log.truncate_after(-1 if resumed is None else resumed)
+        trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
+        progress = ProgressLine(run.steps, plain_seconds=5.0)
+        with _reported_at_the_end(folder.path), closing(trackers), closing(progress), Saves(store) as saves:
+            if done == 0:
+                with _resumable(store):
+                    self._record(0, self._evaluated(0, folder), log, trackers, progress)
+            for number in range(done, run.steps):
+                with _resumable(store):
+                    with self.timer("train"):
+                        metrics = values(self.step(number))
+                    metrics.update(self._evaluated(number + 1, folder))
+                    metrics.update(restarts.metrics)
+                    self._record(number + 1, metrics, log, trackers, progress)
+                with self.timer("save"):
+                    saves.settle()
+                stopping = stop.requested  # read once: what is said to be saved must be
+                last = stopping or number + 1 == run.steps
+                if last or (number + 1) % run.save_every == 0:
+                    with _resumable(store):
+                        log.sync()  # a checkpoint builds on the lines before it
+                    score, background = metrics.get(run.best_metric), run.async_save and not last
+                    with self.timer("save"):
+                        saves.start(number + 1, self.state(), score=score, background=background)
+                if stopping and number + 1 < run.steps:
+                    raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
+
+    def _resume(self, store: CheckpointStore) -> int | None:
+        """The step of the checkpoint that is taken over; None where there is none."""
         checkpoint = store.latest()
         if checkpoint is None:
-            return 0
+            return None
         if checkpoint.step > self._common.run.steps:
             raise ConfigError(
                 f"run.steps={self._common.run.steps}: the run has trained {checkpoint.step} steps already; ask for at "
@@ -140,12 +186,6 @@ class Trainer(ABC):
             )
         self.load_state(store.load(checkpoint, "cpu"))
         return checkpoint.step
-
-    def _save(self, store: CheckpointStore, log: MetricsLog, step: int, metrics: dict[str, float]) -> None:
-        with _resumable(store):
-            log.sync()  # a checkpoint builds on the lines before it
-        with self.timer("save"):
-            store.save(step, self.state(), score=metrics.get(self._common.run.best_metric))
 
     def _evaluated(self, done: int, folder: RunFolder) -> dict[str, float]:
         if not self.evaluation_due(done):
@@ -209,11 +249,11 @@ class PolicyTrainer(Trainer):
 
     @final
     def state(self) -> dict[str, Any]:
-        return {"backend": self.backend.state()}
+        return {"backend": BackendPart(self.backend)}
 
     @final
     def load_state(self, state: dict[str, Any]) -> None:
-        self.backend.load_state(state["backend"])
+        self.backend.load(state["backend"])
 
 
 def run(trainer: Trainer) -> int:
@@ -234,7 +274,7 @@ def reported(work: Callable[[], str]) -> int:
         return 2
     except OSError as error:
         return _ended(f"error: {_reason(error)}", 1)
-    except FloatingPointError as error:
+    except (FloatingPointError, WorkerLostError) as error:
         return _ended(f"error: {error}", 1)
     sys.stdout.write(f"{said}\n")
     return 0

@@ -71,7 +71,7 @@ def restored(run: Path, step: int | None, overrides: Sequence[str] = ()) -> Iter
         if checkpoint is None:
             raise ConfigError(f"{run} has no complete checkpoint; train it first")
         found = _spawned(config, slab, checkpoint.step)
-        found.backend.load_state(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
+        found.backend.load(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
         yield found
 
 

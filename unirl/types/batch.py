@@ -294,6 +294,13 @@ def _check_padding(label: str, tensors: Sequence[torch.Tensor], mask: str, *, ma
         )
 
 
+def piece_sizes(count: int, size: int | None) -> list[int]:
+    """What `split` takes: pieces of `size` rows, and a last one of what is left; None is one piece."""
+    size = size or count
+    full, rest = divmod(count, size)
+    return [size] * full + ([rest] if rest else [])
+
+
 def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Zeros (False) appended along dimension 1 until all tensors are equally long."""
     longest = max(tensor.shape[1] for tensor in tensors)

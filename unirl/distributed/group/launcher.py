@@ -30,6 +30,10 @@ class Pending(ABC, Generic[Value]):
     def result(self) -> Value:
         """Wait for it; the value, or the exception that ended it. Asked again, it answers the same."""
 
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+
 
 class Launcher(ABC):
     """Starts the ranks of one slab and runs calls in them.
@@ -58,8 +62,9 @@ class Launcher(ABC):
 
     @abstractmethod
     def close(self, *, at_once: bool = False) -> None:
-        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for.
+        """Close the instances, the latest built first, and then the ranks.
 
+        Calls under way are waited for; of those that wait for their turn a launcher may drop some.
         at_once: where ranks are processes of their own, kill them instead
         """
 

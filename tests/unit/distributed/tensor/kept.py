@@ -20,8 +20,11 @@ from unirl.types.batch import Rows, nested
 from unirl.types.condition import Conditions, Embedding
 from unirl.types.media import Media
 from unirl.types.metric import Metrics, total
-from unirl.types.sample import Sample
+from unirl.types.sample import Part, Sample
+from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.segment import LatentSegment
+
+SAMPLING = DiffusionSamplingParams(steps=2, height=8, width=8, seed=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,6 +88,9 @@ class Done(Pending[dict[int, Any]]):
     def result(self) -> dict[int, Any]:
         return self.results
 
+    def done(self) -> bool:
+        return True
+
 
 class Studio(Remote):
     """Draws: picture, latents and conditions of a row are of the number that its id ends with. size: of a picture."""
@@ -124,6 +130,10 @@ class Studio(Remote):
         pictures(sample).zero_()
         return light
 
+    @remote(Dispatch.DP_COLLECTIVE, reads=("media",))
+    def together(self, sample: Sample | None) -> Metrics | None:
+        return None if sample is None else self.light(sample)
+
     @remote(Dispatch.BROADCAST, reads=("media",))
     def everyone(self, sample: Sample) -> Metrics:
         return self.light(sample)
@@ -131,6 +141,13 @@ class Studio(Remote):
     @remote(Dispatch.RANK_ZERO, reads=("media",))
     def first(self, sample: Sample) -> Metrics:
         return self.light(sample)
+
+
+def request(prompts: int, group: int = 2) -> Sample:
+    """`group` unfilled rows for each prompt."""
+    ids = [f"r0.p{row}" for row in range(prompts)]
+    roots = Part(ids=ids, metadata=[{} for _ in ids], media=Media(texts=[f"a {row}" for row in range(prompts)]))
+    return Sample((roots,)).fork(group, SAMPLING)
 
 
 def pictures(sample: Sample) -> torch.Tensor:

@@ -94,8 +94,8 @@ def test_only_parcels_of_wanted_rows_are_asked_for() -> None:
 def test_large_rows_are_kept_in_parcels_of_one_row_and_small_ones_together() -> None:
     inner = Inner(marks=torch.zeros(4, 250), names=list("abcd"))
     assert [parcel.rows for parcel in kept([inner], parcel_bytes=100).parcels] == [1] * 4
-    assert [parcel.rows for parcel in kept([inner], parcel_bytes=4000).parcels] == [4, 2]
-    assert [parcel.nbytes for parcel in kept([inner], parcel_bytes=2**20).parcels] == [6000]
+    assert [parcel.rows for parcel in kept([inner], parcel_bytes=3000).parcels] == [3, 1]
+    assert [parcel.nbytes for parcel in kept([inner], parcel_bytes=2**20).parcels] == [4000]
 
 
 def test_no_rows_are_brought_as_no_rows_of_their_kind() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.distributed.tensor.kept import Counting, Holder, Hosts, Studio
+from tests.unit.distributed.tensor.kept import SAMPLING, Counting, Holder, Hosts, Studio, request
 from tests.unit.types.same import assert_same, assert_same_sample
 from tests.unit.types.test_batch import everything
 from tests.unit.types.test_segment import trajectory
@@ -24,16 +24,7 @@ from unirl.types.batch import Rows, nested
 from unirl.types.media import Media
 from unirl.types.metric import values
 from unirl.types.sample import Part, Sample
-from unirl.types.sampling import DiffusionSamplingParams
 from unirl.types.segment import TextSegment
-
-SAMPLING = DiffusionSamplingParams(steps=2, height=8, width=8, seed=1)
-
-
-def request(prompts: int, group: int = 2) -> Sample:
-    ids = [f"r0.p{row}" for row in range(prompts)]
-    roots = Part(ids=ids, metadata=[{} for _ in ids], media=Media(texts=[f"a {row}" for row in range(prompts)]))
-    return Sample((roots,)).fork(group, SAMPLING)
 
 
 def slab_of(ranks: int, plane: DataPlane | None) -> Slab:
