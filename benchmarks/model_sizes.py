@@ -68,7 +68,9 @@ def memory_table(models: tuple[Published, ...]) -> str:
             for shards in SHARDS:
                 memory = rank_memory(size, lora=lora, shards=shards)
                 cells.append(f"{memory.training / GIB:.1f} / {memory.rollout / GIB:.1f}")
-            trained = f"LoRA {model.rank}, {size.adapters / 1e6:.0f} M" if lora else f"all, {size.transformer / 1e9:.1f} B"
+            trained = (
+                f"LoRA {model.rank}, {size.adapters / 1e6:.0f} M" if lora else f"all, {size.transformer / 1e9:.1f} B"
+            )
             lines.append(f"| {model.name} | {trained} | {size.frozen * COMPUTE / GIB:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -76,7 +78,9 @@ def memory_table(models: tuple[Published, ...]) -> str:
 def traffic_table(models: tuple[Published, ...], shards: int = 8) -> str:
     """GiB that each of `shards` ranks receives, in Markdown."""
     share = (shards - 1) / shards / GIB
-    lines = ["| model | weights for a rollout | weights for a forward and backward | gradients, LoRA | gradients, all |"]
+    lines = [
+        "| model | weights for a rollout | weights for a forward and backward | gradients, LoRA | gradients, all |"
+    ]
     lines.append("|---|---|---|---|---|")
     for model in models:
         size = model.size()
@@ -97,7 +101,9 @@ def sample_table() -> str:
     for name, (latents, prompts, seen) in samples.items():
         cells = (MASTER * latents, COMPUTE * prompts, MASTER * seen)
         lines.append(f"| {name} | {' | '.join(f'{cell / 2**20:.1f}' for cell in cells)} |")
-    lines.append(f"| Qwen3-8B, 512 + 3000 tokens | 0 | {512 * 8 / 2**20:.3f} | {3000 * 13 / 2**20:.3f}, on the driver |")
+    lines.append(
+        f"| Qwen3-8B, 512 + 3000 tokens | 0 | {512 * 8 / 2**20:.3f} | {3000 * 13 / 2**20:.3f}, on the driver |"
+    )
     return "\n".join(lines)
 
 
@@ -154,15 +160,16 @@ def _umt5() -> torch.nn.Module:
 def _picture_autoencoder() -> torch.nn.Module:
     from diffusers import AutoencoderKL
 
-    return AutoencoderKL(
-        block_out_channels=(128, 256, 512, 512),
-        layers_per_block=2,
-        latent_channels=16,
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
+    settings: dict[str, Any] = {
+        "block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": 2,
+        "latent_channels": 16,
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
+    return AutoencoderKL(**settings)
 
 
 def _video_autoencoder() -> torch.nn.Module:
