@@ -53,6 +53,11 @@ class CausalLM(TransformersLM):
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens must be at least 1 or null, got {self.max_prompt_tokens}")
 
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(from_package(self.checkpoint))
+
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """A model whose packed forward is not its own forward is refused."""
         from transformers import AutoModelForCausalLM, AutoTokenizer

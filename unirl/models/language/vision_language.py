@@ -85,12 +85,16 @@ class VisionLanguage(TransformersLM):
         if self.trained not in ("text", "all"):
             raise ValueError(f"trained must be text or all, got {self.trained!r}")
 
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(resolve(self.checkpoint))
+
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """A model whose packed forward is not its own forward is refused. frozen_dtype: of the tower, where it is."""
-        from transformers import AutoConfig, AutoModelForImageTextToText
+        from transformers import AutoModelForImageTextToText
 
-        folder = resolve(self.checkpoint)
-        config: Any = AutoConfig.from_pretrained(folder)
+        folder, config = resolve(self.checkpoint), self.config()
         check_class(self.checkpoint, (config.architectures or [config.model_type])[0], _MODELS)
         processors = self._processors(folder, config.vision_config)
         model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)

@@ -16,6 +16,7 @@ import torch
 
 from unirl.distributed.group.world import World
 from unirl.models.base import Bundle
+from unirl.train.backend.gradients import add_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +102,7 @@ class Replicated(Spread):
         for parameter in some:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        group = self.world.mesh.get_group("dp")
-        for bucket in _buckets([parameter.grad for parameter in some if parameter.grad is not None]):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            torch.distributed.all_reduce(flat, group=group)
-            for gradient, piece in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
-                gradient.copy_(piece.view_as(gradient))
+        add_up([parameter.grad for parameter in some if parameter.grad is not None], _ranks(self.world).get_group())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,18 +169,25 @@ def all_trained(bundle: Bundle) -> bool:
 
 
 def _mesh(world: World, sharding: Sharding) -> torch.distributed.DeviceMesh:
-    """The data-parallel ranks: in one dimension, or in two with copies along the first."""
-    assert world.mesh is not None
-    ranks = world.mesh["dp"]
+    """The ranks of `_ranks`: in one dimension, or in two with copies along the first."""
+    ranks = _ranks(world)
     if sharding.group is None:
         return ranks
     if ranks.size() % sharding.group:
         raise ValueError(
-            f"sharding.group={sharding.group} does not divide the {ranks.size()} data-parallel ranks: "
+            f"sharding.group={sharding.group} does not divide the {ranks.size()} ranks that share weights: "
             f"choose one of {[size for size in range(2, ranks.size() + 1) if ranks.size() % size == 0]}"
         )
     copies = ranks.size() // sharding.group
     return ranks._unflatten(0, (copies, sharding.group), ("copies", "shard"))  # noqa: SLF001 - its only name so far
+
+
+def _ranks(world: World) -> torch.distributed.DeviceMesh:
+    """Those that hold the same weights, with rows or tokens of their own: gradients are summed over them."""
+    assert world.mesh is not None
+    if world.rank_info.sp == 1:
+        return world.mesh["dp"]
+    return world.mesh["dp", "sp"]._flatten()  # noqa: SLF001 - its only name so far
 
 
 def _blocks(bundle: Bundle, names: tuple[str, ...]) -> list[torch.nn.Module]:
@@ -198,16 +201,3 @@ def _blocks(bundle: Bundle, names: tuple[str, ...]) -> list[torch.nn.Module]:
         )
     found = [module for module in bundle.transformer.modules() if type(module).__name__ in names]
     return found[::-1]
-
-
-def _buckets(gradients: Sequence[torch.Tensor], elements: int = 2**24) -> Iterator[list[torch.Tensor]]:
-    """Consecutive gradients of one dtype, at most so many elements together (more where one alone has more)."""
-    bucket: list[torch.Tensor] = []
-    for gradient in gradients:
-        full = sum(other.numel() for other in bucket) + gradient.numel() > elements
-        if bucket and (full or bucket[0].dtype != gradient.dtype):
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
