@@ -24,17 +24,20 @@ class RankPool:
 
     def __init__(self, timeout: float = 30) -> None:
         self._timeout = timeout
-        self._executor: ProcessPoolExecutor | None = None
-        self._size = 0
+        # One process is one rank for ever: torch caches what it knows of meshes, and the place of a rank in them.
+        self._executors: list[ProcessPoolExecutor] = []
 
     def __call__(self, ranks: int, function: Callable[..., Any], *args: Any, **axes: int) -> list[Any]:
         """axes: sizes of tp, sp, ...; the rest of the ranks are data parallel."""
-        executor = self._started(ranks)
+        self._start(ranks)
         with tempfile.TemporaryDirectory() as folder:
             rendezvous = f"file://{Path(folder) / 'rendezvous'}"
             sizes = axes or {"dp": ranks}
             infos = [RankInfo(rank, ranks, **sizes) for rank in range(ranks)]
-            calls = [executor.submit(_on_rank, info, rendezvous, self._timeout, function, args) for info in infos]
+            calls = [
+                executor.submit(_on_rank, info, rendezvous, self._timeout, function, args)
+                for executor, info in zip(self._executors, infos, strict=False)
+            ]
             errors = [call.exception() for call in calls]
             first = next((error for error in errors if error is not None and not _waited(error)), None)
             if first is not None:
@@ -42,15 +45,13 @@ class RankPool:
             return [call.result() for call in calls]
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown()
+        for executor in self._executors:
+            executor.shutdown()
 
-    def _started(self, ranks: int) -> ProcessPoolExecutor:
-        if self._executor is None or self._size < ranks:
-            self.close()
-            self._executor = ProcessPoolExecutor(ranks, mp_context=multiprocessing.get_context("spawn"))
-            self._size = ranks
-        return self._executor
+    def _start(self, ranks: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        while len(self._executors) < ranks:
+            self._executors.append(ProcessPoolExecutor(1, mp_context=context))
 
 
 @contextmanager
