@@ -14,6 +14,7 @@ from benchmarks.ar_step import SideName, TextCost, TextWorkload, measure_text
 from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
 from benchmarks.reward_wire import measure_wire, served
+from benchmarks.scored_rollout import measure_overlap
 from benchmarks.shared_questions import shared_questions
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
@@ -33,6 +34,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         diffusion(Path(folder))
         language(Path(folder))
+        scores(Path(folder))
     rewards()
     questions()
 
@@ -66,6 +68,20 @@ def language(folder: Path) -> None:
     )
     text_rows("Qwen3 of 0.6M, 32 x 32", fixed, repeats=2 * REPEATS)
     text_rows("SmolLM2, LoRA, 32 x <= 64", uneven, repeats=1)
+
+
+def scores(folder: Path) -> None:
+    """Rollouts that are scored whole, and in chunks."""
+    checkpoint = write_sd3(folder / "small_sd3")
+    print("\nA rollout and its scores, by a process that takes as long for a chunk as its generation: seconds")
+    print(f"{'':<24} {'rollout':>8} {'scores':>8} {'chunked':>8} {'ratio':>6} {'best':>6}")
+    for chunks in (2, 8):
+        cost = measure_overlap(checkpoint, chunks=chunks, group=4, steps=10, repeats=REPEATS)
+        print(
+            f"{f'{chunks} chunks of 4 pictures':<24} {cost.rollout:8.2f} {cost.reward:8.2f} {cost.chunked:8.2f}"
+            f" {cost.ratio:6.2f} {cost.best:6.2f}",
+            flush=True,
+        )
 
 
 def rewards() -> None:

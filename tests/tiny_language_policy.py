@@ -65,7 +65,7 @@ def written(
 def scored(part: Part, rewards: Sequence[float], *, scale: Literal["group_std", "none"] = "none") -> Part:
     """`part` with rewards and advantages relative to the group."""
     total = torch.tensor(list(rewards), dtype=torch.float32)
-    return part.with_rewards(Scores(total, {}, [""] * len(part))).compute_advantages("group", scale)
+    return part.with_rewards(Scores(total, {}, [()] * len(part))).compute_advantages("group", scale)
 
 
 def text(part: Part) -> TextSegment:

@@ -100,7 +100,7 @@ def rewarded(
 ) -> Part:
     """`part` with rewards (the brightness of its pictures unless given) and advantages relative to the group."""
     total = brightness(part) if rewards is None else torch.tensor(list(rewards), dtype=torch.float32)
-    return part.with_rewards(Scores(total, {}, [""] * len(part))).compute_advantages("group", scale)
+    return part.with_rewards(Scores(total, {}, [()] * len(part))).compute_advantages("group", scale)
 
 
 def brightness(part: Part) -> torch.Tensor:

@@ -98,6 +98,14 @@ def test_every_step_and_the_media_equal_the_librarys_own_pipeline(case: Case, ch
     assert distance(case, family, bundle, family) < TOLERANCE
 
 
+def test_a_sample_is_made_of_the_kinds_that_the_family_names(case: Case, checkpoint: Path) -> None:
+    family = case.family(checkpoint)
+    bundle = family.load(CPU, torch.float32)
+    with torch.no_grad():
+        media = family.decode(bundle, start(family, bundle, case), case.sampling)
+    assert media.kinds == family.made(case.sampling)
+
+
 def test_a_wrong_formula_misses_by_far(case: Case, checkpoint: Path) -> None:
     own = case.family(checkpoint)
     bundle = own.load(CPU, torch.float32)

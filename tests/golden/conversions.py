@@ -55,7 +55,7 @@ def per_component(columns: dict[str, torch.Tensor], weights: dict[str, float], s
     """`combine="per_component"` of a Part whose groups are contiguous, in float64."""
     count = len(next(iter(columns.values())))
     part = part_of([f"r0.p{row // size}/{row % size}" for row in range(count)])
-    scores = Scores(combine_rewards(columns, weights).float(), columns, [""] * count)
+    scores = Scores(combine_rewards(columns, weights).float(), columns, [()] * count)
     part = part.with_rewards(scores).compute_advantages(combine="per_component", weights=weights, eps=eps)
     assert part.advantages is not None
     return part.advantages.double()

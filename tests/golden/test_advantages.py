@@ -193,7 +193,7 @@ def test_unirl_advantages_of_a_part(case: Case) -> None:
     scale: Scale = "global_std" if case.inputs.get("use_global_std") else "group_std"
     if case.inputs.get("normalize") is False:
         scale = "none"
-    part = part_of(ids).with_rewards(Scores(rewards, {}, [""] * len(ids)))
+    part = part_of(ids).with_rewards(Scores(rewards, {}, [()] * len(ids)))
     part = part.compute_advantages(scope, scale, eps=case.inputs.get("eps", 1e-8))
     assert part.advantages is not None
     torch.testing.assert_close(part.advantages.double(), case.output("advantages"), **FLOAT32)

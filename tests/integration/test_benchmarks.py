@@ -10,11 +10,20 @@ import torch
 from benchmarks import ar_step, diffusion_step
 from benchmarks.ar_step import TextWorkload
 from benchmarks.bare_loop import Workload
+from benchmarks.scored_rollout import Overlap, measure_overlap
 from unirl.distributed.group.placement import Placement
 from unirl.models.random_weights.sd3 import write
 from unirl.models.tiny_language import TinyLM
 
 SMALL = Workload(group=2, steps=3, trained=1)
+
+
+def test_the_benchmark_of_the_overlap_scores_a_rollout_both_ways(tmp_path: Path) -> None:
+    cost = measure_overlap(write(tmp_path / "sd3"), chunks=2, group=2, steps=2, repeats=1)
+    assert min(cost.rollout, cost.reward, cost.chunked) > 0
+    assert Overlap(chunks=4, rollout=1.0, reward=1.0, chunked=1.25).ratio == 0.625
+    assert Overlap(chunks=4, rollout=1.0, reward=1.0, chunked=1.25).best == 0.625
+    assert Overlap(chunks=4, rollout=1.0, reward=3.0, chunked=3.5).best == 0.8125
 
 
 def test_both_sides_of_the_diffusion_benchmark_take_a_step(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unirl.trainer.diffusion import reward_metrics
+from unirl.trainer.rl import reward_metrics
 from unirl.types.advantages import Scale, combine_rewards, group_relative
 from unirl.types.media import Media
 from unirl.types.metric import values
@@ -30,7 +30,7 @@ def relative(rewards: list[float], groups: str, scale: Scale = "group_std", eps:
 def scored(ids: list[str], components: dict[str, list[float]], weights: dict[str, float]) -> Part:
     columns = {name: torch.tensor(column) for name, column in components.items()}
     total = combine_rewards(columns, weights).float()
-    return Part(ids=ids, metadata=[{} for _ in ids]).with_rewards(Scores(total, columns, [""] * len(ids)))
+    return Part(ids=ids, metadata=[{} for _ in ids]).with_rewards(Scores(total, columns, [()] * len(ids)))
 
 
 def siblings(*group_sizes: int) -> list[str]:

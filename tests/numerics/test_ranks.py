@@ -128,7 +128,7 @@ def judged(part: Part) -> Part:
     """Rewards that a row has by its place alone, and one row without."""
     rewards = torch.tensor([math.sin(3.0 * row) for row in range(len(part))])
     rewards[4] = torch.nan
-    return part.with_rewards(Scores(rewards, {}, [""] * len(part))).compute_advantages("group", "group_std")
+    return part.with_rewards(Scores(rewards, {}, [()] * len(part))).compute_advantages("group", "group_std")
 
 
 @pytest.fixture(scope="module")

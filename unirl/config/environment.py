@@ -7,6 +7,7 @@
 | OMP_WAIT_POLICY      | set PASSIVE | idle threads sleep and leave the core to the other workers |
 | GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME | set to lo | ranks that share a node listen on loopback alone |
 | RAY_ADDRESS          | read        | a Ray cluster to join, as `ray job submit` sets it; unset, the run starts one |
+| RAY_AUTH_TOKEN       | read        | who may use the cluster that the run starts; unset, it is a random one |
 | named by a recipe    | read        | a secret, such as `Judge.token_variable`: only its name is ever written down |
 | XDG_CACHE_HOME       | read        | where caches lie; unset or empty means `~/.cache` |
 
@@ -46,6 +47,11 @@ def keep_to_loopback() -> None:
 def ray_address() -> str | None:
     """The Ray cluster that the environment names."""
     return os.environ.get("RAY_ADDRESS") or None
+
+
+def ray_token() -> str | None:
+    """What authenticates processes to a Ray cluster."""
+    return os.environ.get("RAY_AUTH_TOKEN") or None
 
 
 def secret(name: str) -> str:

@@ -16,8 +16,9 @@ from unirl.models.language.trained import TrainedTokens
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding, PromptTokens
 from unirl.types.conversation import Conversation, Turns
+from unirl.types.kinds import Kind
 from unirl.types.media import Media
-from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
 
 Tensors = TypeVar("Tensors")
 
@@ -124,12 +125,14 @@ class Family(ABC):
     """A family of models. A subclass is a frozen dataclass of its settings and keeps no state.
 
     facts:        for people
+    kinds:        of media, together, that a sample is made of
     lora_targets: module name suffixes that LoRA wraps unless a recipe names others
     block_names:  class names of the transformer blocks (sharding)
     even:         whether equal batches take equal forwards, whatever is in them: sharded training needs it
     """
 
     facts: ClassVar[Facts]
+    kinds: ClassVar[frozenset[Kind]]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
     even: ClassVar[bool] = True
@@ -165,6 +168,10 @@ class Family(ABC):
         """
         raise AssertionError(f"{type(self).__name__} is never split")
 
+    def made(self, sampling: SamplingParams) -> frozenset[Kind]:
+        """`kinds`, where they do not depend on the sampling."""
+        return self.kinds
+
     def adapter_files(self, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
         """The adapter of the trained module as the files that diffusers loads, by name: one for each transformer."""
         return {"pytorch_lora_weights.safetensors": weights}
@@ -180,6 +187,7 @@ class LanguageFamily(Family):
     reads_pictures: whether a prompt may come with pictures
     """
 
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"text"})
     reads_pictures: ClassVar[bool] = False
 
     @abstractmethod
@@ -238,12 +246,14 @@ class LanguageFamily(Family):
 
 
 class DiffusionFamily(Family):
-    """A family of flow-matching models."""
+    """A family of flow-matching models: of pictures, unless `kinds` says otherwise."""
+
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"picture"})
 
     @final
     def refuse(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
         """ValueError for what is asked of the model and it cannot do, as far as that is known before it is loaded."""
-        if self.facts.makes.startswith("image") and sampling.frames != 1:
+        if self.kinds == {"picture"} and sampling.frames != 1:
             raise ValueError(
                 f"{type(self).__name__} makes single images: sampling.frames must be 1, got {sampling.frames}"
             )

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from unirl.models.diffusion_stage import DiffusionStage
+from unirl.types.batch import piece_sizes
 from unirl.types.condition import Conditions
 from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
@@ -26,7 +27,7 @@ class DiffusionPipeline:
         assert above is not None, "the part above a request carries its prompts"
         with torch.no_grad():
             conditions = self.encode(above.select(sample.parent_rows()), part.diffusion_sampling)
-            sizes = _batches(len(part), self.batch_size)
+            sizes = piece_sizes(len(part), self.batch_size)
             pieces = zip(part.split(sizes), conditions.split(sizes), strict=True)
             return sample.with_frontier(Part.concat([self._fill(piece, own, version) for piece, own in pieces]))
 
@@ -62,9 +63,3 @@ def _distinct(prompts: Media) -> tuple[list[int], list[int]]:
     keys = [(text, *map(id, pictures)) for text, pictures in zip(prompts.required_texts, sources, strict=True)]
     number = {key: position for position, key in enumerate(dict.fromkeys(keys))}
     return [keys.index(key) for key in number], [number[key] for key in keys]
-
-
-def _batches(count: int, size: int | None) -> list[int]:
-    size = size or count
-    full, rest = divmod(count, size)
-    return [size] * full + ([rest] if rest else [])

@@ -69,6 +69,8 @@ def load_clip(checkpoint: str, device: torch.device, dtype: torch.dtype) -> Clip
 class ClipScorer(ModelScorer):
     """checkpoint: hub id or folder of a CLIPModel with its tokenizer and image processor."""
 
+    reads = frozenset({"picture"})
+
     checkpoint: str
 
     def __post_init__(self) -> None:

@@ -99,6 +99,8 @@ class PictureQuestions(ModelScorer):
     batch_size: pictures in one forward, each with all its questions
     """
 
+    reads = frozenset({"picture"})
+
     checkpoint: str
     min_pixels: int | None = None
     max_pixels: int | None = None

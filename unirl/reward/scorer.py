@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from unirl.types.kinds import Read
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScorerInput:
@@ -19,6 +21,8 @@ class ScorerInput:
     video:    `(F, H, W, 3)` uint8, read-only, at `fps` frames a second, or None
     audio:    `(channels, samples)` float32 in [-1, 1], at `audio_rate` samples a second, or None
     text:     what a language model wrote, or None
+    source:   the picture that the prompt comes with (editing, image-to-video), `(H, W, 3)` uint8, read-only; None where
+              there is none, or several
     metadata: the dict of the prompt row (answers, targets)
     """
 
@@ -30,6 +34,7 @@ class ScorerInput:
     audio: np.ndarray | None = None
     audio_rate: int | None = None
     text: str | None = None
+    source: np.ndarray | None = None
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -45,11 +50,25 @@ class ScorerInput:
         return self.picture[None] if self.video is None else self.video
 
     @property
+    def clip(self) -> tuple[np.ndarray, float]:
+        """The video `(F, H, W, 3)` of a scorer that needs one, and its frames a second; ValueError without."""
+        if self.video is None or self.fps is None:
+            raise ValueError(f"{self.id} holds no video, and this scorer scores videos")
+        return self.video, self.fps
+
+    @property
     def sound(self) -> tuple[np.ndarray, int]:
         """The audio `(channels, samples)` of a scorer that needs it, and its rate; ValueError without."""
         if self.audio is None or self.audio_rate is None or not self.audio.size:
             raise ValueError(f"{self.id} holds no sound, and this scorer scores sounds")
         return self.audio, self.audio_rate
+
+    @property
+    def original(self) -> np.ndarray:
+        """The source picture `(H, W, 3)` of a scorer that needs one; ValueError without."""
+        if self.source is None:
+            raise ValueError(f"the prompt of {self.id} comes without one source picture, and this scorer scores edits")
+        return self.source
 
     @property
     def written(self) -> str:
@@ -79,9 +98,12 @@ class Unscored(float):
 class Scorer(ABC):
     """Judges samples one by one. A subclass is a frozen dataclass of settings; the first `score` loads its model.
 
+    reads:      what a sample must hold beside its prompt, as far as that is known: a run whose samples lack it is
+                refused before it starts
     time_limit: seconds that a sample may take where the recipe does not say; None is no limit
     """
 
+    reads: ClassVar[frozenset[Read]] = frozenset()
     time_limit: ClassVar[float | None] = None
 
     @abstractmethod
@@ -90,6 +112,11 @@ class Scorer(ABC):
 
         May raise: the service then finds the samples that are to blame.
         """
+
+    @property
+    def needs(self) -> frozenset[Read]:
+        """`reads`, where it does not depend on the settings."""
+        return self.reads
 
     def connect(self) -> None:  # noqa: B027 - most scorers need nobody else
         """Called when a run starts: ValueError where a server that it needs is not there or serves something else."""

@@ -2,7 +2,8 @@
 
     Sample -> scorer_inputs -> each scorer (bisected where it raises) -> components -> weighted sum -> Scores
 
-A failure is NaN, never 0: 0 is a score, and the worst one under many scorers.
+A failure is NaN, never 0: 0 is a score, and the worst one under many scorers. Whether too many failed is for the driver
+to say, by `Scores.accepted`: a rank sees its shard only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +22,27 @@ from unirl.distributed.group.remote import Remote, remote
 from unirl.reward.outcome import Outcome, isolate
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
 from unirl.reward.time_limit import TimeLimited, check_time_limit
-from unirl.types.media import to_uint8
-from unirl.types.reward import Scores
+from unirl.types.media import Media, to_uint8
+from unirl.types.reward import Failure, Scores
 from unirl.types.sample import Part, Sample
 from unirl.types.sample_id import ancestor_id
 
 _log = logging.getLogger(__name__)
+_PICTURE = "picture"  # the culprit where what was generated is broken
+_SHOWN = 8  # values in a message
+
+# Metadata is what JSON can say; a list in `when` is a choice.
+Plain = bool | int | float | str
+
+
+class Prompted(Protocol):
+    """A prompt with what travels with it: a row of a prompt source, or what a scorer sees of a sample."""
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +54,8 @@ class WeightedScorer:
     time_limit: seconds that one sample may take; the scorer then runs in processes of its own, sample by sample, and a
                 sample that takes longer is invalid. None: what the scorer's class says, mostly no limit
     processes:  how many of them
+    when:       `{key: value}` or `{key: [value, ...]}`: it scores only samples whose prompt has one of these values
+                under every key of its metadata. To the others it does not apply: their total goes without it
     """
 
     scorer: Scorer
@@ -44,11 +63,19 @@ class WeightedScorer:
     required: bool = True
     time_limit: float | None = None
     processes: int = 1
+    when: dict[str, Plain | tuple[Plain, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
             raise ValueError(f"the weight of a scorer must be finite, got {self.weight}")
+        empty = [key for key, wanted in self.when.items() if wanted == ()]
+        if empty:
+            raise ValueError(f"when.{empty[0]} is an empty list, which no prompt has: name the values it applies to")
         check_time_limit(self.scorer, self.time_limit, self.processes)
+
+    def applies(self, metadata: Mapping[str, Any]) -> bool:
+        """Whether it scores samples of a prompt with this metadata."""
+        return all(key in metadata and _is_one_of(metadata[key], wanted) for key, wanted in self.when.items())
 
     @property
     def limit(self) -> float | None:
@@ -63,7 +90,7 @@ class WeightedScorer:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """scorers: by name; max_invalid: the share of invalid samples in a batch above which the run stops, in [0, 1)."""
+    """scorers: by name; max_invalid: the share of invalid samples in a rollout above which the run stops, in [0, 1)."""
 
     scorers: dict[str, WeightedScorer]
     max_invalid: float = 0.0
@@ -81,6 +108,29 @@ class RewardConfig:
         if both:
             raise ValueError(f"scorers named {both}: these are names of other figures; give them names of their own")
 
+    def refuse_unscored(self, prompts: Iterable[Prompted]) -> None:
+        """ValueError for a prompt without a scorer that counts in its reward."""
+        counting = [weighted for weighted in self.scorers.values() if weighted.counts]
+        for row in prompts:
+            if not any(weighted.applies(row.metadata) for weighted in counting):
+                routes = {name: weighted.when for name, weighted in self.scorers.items() if weighted.counts}
+                raise ValueError(
+                    f"no scorer that counts in the reward applies to the prompt {row.prompt!r} with metadata "
+                    f"{dict(row.metadata)}: they are for {routes}; add one for it, or take the prompt out"
+                )
+
+    def refuse_idle(self, prompts: Sequence[Prompted]) -> None:
+        """ValueError for a scorer that applies to none of the prompts."""
+        idle = self.absent([row.metadata for row in prompts])
+        if idle:
+            when = self.scorers[idle[0]].when
+            known = "; ".join(f"{key}: {_some(row.metadata.get(key) for row in prompts)}" for key in when)
+            raise ValueError(f"the scorer {idle[0]} is for prompts with {when}, and no prompt is one. There is {known}")
+
+    def absent(self, metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The scorers that apply to none of these rows."""
+        return [name for name, weighted in self.scorers.items() if not any(map(weighted.applies, metadata))]
+
     @property
     def weights(self) -> dict[str, float]:
         """The weight of every component, 0 for one that does not count: what `Part.compute_advantages` takes."""
@@ -88,11 +138,10 @@ class RewardConfig:
 
 
 class RewardService(Remote):
-    """Scores the frontier of a Sample. stops: whether more invalid samples than `max_invalid` end the run."""
+    """Scores the frontier of a Sample."""
 
-    def __init__(self, config: RewardConfig, *, stops: bool = True) -> None:
+    def __init__(self, config: RewardConfig) -> None:
         self.config = config
-        self._stops = stops
         self._limited = {
             name: TimeLimited(name, weighted.scorer, weighted.limit, weighted.processes)
             for name, weighted in config.scorers.items()
@@ -106,57 +155,43 @@ class RewardService(Remote):
         for limited in self._limited.values():
             limited.close()
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("media",))
     def score(self, sample: Sample) -> Scores:
-        """Scores of the N frontier rows: components unweighted, total their weighted sum.
+        """Scores of the N frontier rows: components unweighted, total the weighted sum of those that apply to a row.
 
-        ValueError where a scorer breaks its contract (how many and what it returns). RuntimeError above `max_invalid`,
-        unless the service never stops.
+        ValueError where a scorer breaks its contract (how many and what it returns), and for a row without a scorer.
         """
         inputs = scorer_inputs(sample)
-        failed = {"picture": _broken_pictures(sample.frontier)}
-        components: dict[str, torch.Tensor] = {}
+        self.config.refuse_unscored(inputs)
+        broken = _broken_pictures(sample.frontier)
+        failures = [[Failure(_PICTURE, broken[row].cause)] if row in broken else [] for row in range(len(inputs))]
         total = torch.zeros(len(inputs), dtype=torch.float64)
+        total[list(broken)] = torch.nan
+        components: dict[str, torch.Tensor] = {}
         for name, weighted in self.config.scorers.items():
-            components[name], failures = self._column(name, inputs, failed["picture"])
+            rows = [row for row, one in enumerate(inputs) if row not in broken and weighted.applies(one.metadata)]
+            components[name], failed = self._column(name, inputs, rows)
             if weighted.counts:
-                total += weighted.weight * components[name].double()
-                failed[name] = failures
-        if self._stops:
-            self._check_share(failed, len(inputs))
-        causes = ["; ".join(rows[row].cause for rows in failed.values() if row in rows) for row in range(len(inputs))]
-        return Scores(total=total.float(), components=components, causes=causes)
+                total[rows] += weighted.weight * components[name][rows].double()
+                for row, outcome in failed.items():
+                    failures[row].append(Failure(name, outcome.cause, outcome.error))
+        return Scores(total=total.float(), components=components, failures=[tuple(row) for row in failures])
 
-    def _column(
-        self, name: str, inputs: list[ScorerInput], broken: dict[int, Outcome]
-    ) -> tuple[torch.Tensor, dict[int, Outcome]]:
-        """Scores `(N,)` of one scorer, NaN where there is none, and its failures among the rows that are not broken."""
-        usable = [row for row in range(len(inputs)) if row not in broken]
-        outcomes = self._outcomes(name, [inputs[row] for row in usable])
+    def _column(self, name: str, inputs: list[ScorerInput], rows: list[int]) -> tuple[torch.Tensor, dict[int, Outcome]]:
+        """Scores `(N,)` of one scorer for these rows, NaN where there is none, and its failures."""
+        outcomes = self._outcomes(name, [inputs[row] for row in rows])
         column = torch.full((len(inputs),), torch.nan)
-        column[usable] = torch.tensor([outcome.value for outcome in outcomes])
-        failures = {row: outcome for row, outcome in zip(usable, outcomes, strict=True) if outcome.cause}
+        column[rows] = torch.tensor([outcome.value for outcome in outcomes])
+        failures = {row: outcome for row, outcome in zip(rows, outcomes, strict=True) if outcome.cause}
         if failures:
             first = _first(failures).cause
-            _log.warning("scorer %s failed on %d of %d samples; first: %s", name, len(failures), len(usable), first)
+            _log.warning("scorer %s failed on %d of %d samples; first: %s", name, len(failures), len(rows), first)
         return column, failures
 
     def _outcomes(self, name: str, samples: list[ScorerInput]) -> list[Outcome]:
         if name in self._limited:
             return self._limited[name].score(samples)
         return isolate(name, self.config.scorers[name].scorer, samples)
-
-    def _check_share(self, failed: dict[str, dict[int, Outcome]], count: int) -> None:
-        invalid = set().union(*failed.values())
-        if len(invalid) <= self.config.max_invalid * count:
-            return
-        culprits = {name: rows for name, rows in failed.items() if rows}
-        counts = ", ".join(f"{name} on {len(rows)}" for name, rows in culprits.items())
-        first = _first(next(iter(culprits.values())))
-        raise RuntimeError(
-            f"{len(invalid)} of {count} samples have no reward, more than max_invalid={self.config.max_invalid:g} "
-            f"allows. Failed: {counts}. First cause: {first.cause}"
-        ) from first.error
 
 
 def _connect(name: str, weighted: WeightedScorer) -> None:
@@ -176,6 +211,7 @@ def scorer_inputs(sample: Sample) -> list[ScorerInput]:
     if part.media is None:
         raise ValueError("the frontier of the Sample is not filled: generate before scoring")
     prompt_of = dict(zip(sample.roots.ids, prompts.texts, strict=True))
+    source_of = dict(zip(sample.roots.ids, _only_sources(prompts), strict=True))
     media = part.media
     images = None if media.images is None else _frozen(to_uint8(media.images))
     videos = None if media.videos is None else [_frozen(to_uint8(video)) for video in media.videos]
@@ -190,10 +226,17 @@ def scorer_inputs(sample: Sample) -> list[ScorerInput]:
             audio=None if audio is None else audio[row],
             audio_rate=media.audio_rate,
             text=None if media.texts is None else media.texts[row],
+            source=source_of[ancestor_id(sample_id, 0)],
             metadata=part.metadata[row],
         )
         for row, sample_id in enumerate(part.ids)
     ]
+
+
+def _only_sources(prompts: Media) -> list[np.ndarray | None]:
+    """The source picture of each prompt that comes with exactly one."""
+    rows = prompts.sources or [[] for _ in prompts.required_texts]
+    return [_frozen(to_uint8(pictures[0][None]))[0] if len(pictures) == 1 else None for pictures in rows]
 
 
 def _frozen(values: torch.Tensor) -> np.ndarray:
@@ -232,3 +275,15 @@ def _broken_pictures(part: Part) -> dict[int, Outcome]:
 
 def _first(failures: dict[int, Outcome]) -> Outcome:
     return failures[min(failures)]
+
+
+def _is_one_of(value: object, wanted: Plain | tuple[Plain, ...]) -> bool:
+    """Equality that tells true from 1, as JSON does."""
+    choices = wanted if isinstance(wanted, tuple) else (wanted,)
+    return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in choices)
+
+
+def _some(values: Iterable[object]) -> str:
+    """The first distinct ones, for a message."""
+    distinct = list(dict.fromkeys(map(repr, values)))
+    return ", ".join(distinct[:_SHOWN]) + (", ..." if len(distinct) > _SHOWN else "")

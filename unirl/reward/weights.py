@@ -34,6 +34,20 @@ def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str)
     model.load_state_dict(state)
 
 
+def merged(state: Mapping[str, torch.Tensor], scale: float, source: str) -> dict[str, torch.Tensor]:
+    """The weights of a model that peft has wrapped, as those of the model: `W + scale * B A`, in float32."""
+    rest = {name.removeprefix("base_model.model."): value for name, value in state.items()}
+    for base in [name for name in rest if name.endswith(".base_layer.weight")]:
+        stem = base.removesuffix(".base_layer.weight")
+        down, up = (f"{stem}.lora_{part}.default.weight" for part in "AB")
+        _refuse(source, {down, up} - rest.keys(), ())
+        added = rest.pop(up).float() @ rest.pop(down).float()
+        whole = rest.pop(base)
+        rest[f"{stem}.weight"] = (whole.float() + scale * added).to(whole.dtype)
+    _refuse(source, (), [name for name in rest if ".lora_" in name])
+    return {name.replace(".base_layer.", "."): value for name, value in rest.items()}
+
+
 def affine(state: Mapping[str, torch.Tensor], prefix: str, source: str) -> torch.nn.Linear:
     """A stack of linear layers without activation as the one layer `(D,) -> (1,)` that it is, multiplied in float64.
 

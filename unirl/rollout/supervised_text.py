@@ -74,7 +74,7 @@ class ConversationEncoder(Remote):
     def __init__(self, policy: Policy[ARStage], limit: TokenLimit) -> None:
         self._stage, self._limit = policy.stage, limit
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("media",))
     def survey(self, part: Part) -> Survey:
         """Their lengths; a conversation that the model cannot be shown is a ValueError."""
         rows = [self._tokens(conversation) for conversation in _conversations(part)]
@@ -85,7 +85,7 @@ class ConversationEncoder(Remote):
             ends=torch.tensor([row.tokens[row.length - 1] in ends for row in rows]),
         )
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("media",))
     def encode(self, part: Part) -> Part:
         """A given Part with its targets: the response of a row starts at its first trained token."""
         rows = [self._tokens(conversation) for conversation in _conversations(part)]

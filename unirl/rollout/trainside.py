@@ -49,7 +49,7 @@ class TrainsideEngine(Remote, RolloutEngine):
         self._policy, self._config = policy, config
         self._pipeline = pipeline(policy.stage, config.batch_size)
 
-    @remote(Dispatch.DP_COLLECTIVE)
+    @remote(Dispatch.DP_COLLECTIVE, reads=("media",))
     def generate(self, sample: Sample | None) -> Sample | None:
         """With whole weights on every rank: one is done when its own rows are, whatever the others write."""
         with self._policy.ema() if self._config.weights == "ema" else nullcontext(), self._policy.gathered():

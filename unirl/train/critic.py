@@ -21,7 +21,7 @@ class Critic(Remote):
     def __init__(self, policy: Policy[ARStage], geometry: TokenGeometry) -> None:
         self._policy, self._geometry = policy, geometry
 
-    @remote(Dispatch.DP_COLLECTIVE)
+    @remote(Dispatch.DP_COLLECTIVE, reads=("segment", "conditions"))
     def valued(self, part: Part | None) -> Part | None:
         """A filled Part with the value before each token; 0 at tokens that are not trained."""
         with torch.no_grad(), self._policy.gathered():

@@ -25,7 +25,7 @@ class HeldOutLoss(Remote):
     ) -> None:
         self._policy, self._geometry, self._rows, self._weights = policy, geometry, rows, weights
 
-    @remote(Dispatch.DP_COLLECTIVE)
+    @remote(Dispatch.DP_COLLECTIVE, reads=("segment", "conditions"))
     def measure(self, part: Part | None) -> Metrics | None:
         """`loss`: cross entropy of the trained tokens of `part`, their mean."""
         other = self._policy.ema() if self._weights == "ema" else nullcontext()

@@ -7,24 +7,20 @@ import functools
 from typing import Literal
 
 from unirl.algorithms.token_base import TokenAlgorithm
-from unirl.data.prompts import PromptRow, PromptSampler
+from unirl.data.prompts import PromptRow
 from unirl.distributed.group.placement import Slab
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.base import LanguageFamily
-from unirl.reward.service import RewardConfig, RewardService
-from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import ARBackendConfig
 from unirl.train.critic import Critic
-from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import TokenGeometry
-from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import Evaluation, judge
 from unirl.trainer.responses import OVERLONG, ResponseConfig, response_metrics
-from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, DataConfig, check_groups, reward_metrics
+from unirl.trainer.rl import REWARD_FIGURES, AdvantageConfig, RLConfig, RLTrainer, check_groups
 from unirl.trainer.text_evaluation import TextEvalConfig
 from unirl.types.media import Media
 from unirl.types.metric import Metrics, merge
-from unirl.types.sample import Part, Sample
+from unirl.types.sample import Part
 from unirl.types.sampling import ARSamplingParams
 
 
@@ -37,17 +33,13 @@ class ARTrainConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ARConfig(PolicyConfig):
+class ARConfig(RLConfig):
     """An RL run of a language model. Contradictions between nodes are refused here, before any weight loads."""
 
     model: LanguageFamily
-    data: DataConfig
     sampling: ARSamplingParams
-    reward: RewardConfig
     algorithm: TokenAlgorithm
     train: ARTrainConfig
-    rollout: Trainside = dataclasses.field(default_factory=Trainside)
-    advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     responses: ResponseConfig = dataclasses.field(default_factory=ResponseConfig)
     eval: TextEvalConfig | None = None
     domain: Literal["ar"] = "ar"
@@ -55,7 +47,6 @@ class ARConfig(PolicyConfig):
     def __post_init__(self) -> None:
         self._check_advantages()
         self.responses.check(self.data.samples_per_prompt, self.sampling)
-        self.train.geometry.check(self.data.prompts_per_step * self.data.samples_per_prompt)
         if self.sampling.temperature == 0:
             raise ValueError(
                 "sampling.temperature=0 takes the likeliest token always: all samples of a group are one text, and "
@@ -64,14 +55,10 @@ class ARConfig(PolicyConfig):
         if self.rollout.weights != "live":
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} samples with the live weights: set rollout.weights=live, got ema")
-        rows = self.data.prompts.rows()
-        PromptSampler(rows, self.data.prompts_per_step, self.run.seed)
+        rows = self.check_rollout([*REWARD_FIGURES, OVERLONG])
         self._check_pictures(rows if self.eval is None else (*rows, *self.eval.prompts.rows()))
-        self.reward.refuse_names([*REWARD_FIGURES, OVERLONG])
-        if self.eval is None:
-            self.run.refuse_best_without_evaluation()
-        else:
-            self.eval.check(self.reward, self.run)
+        if self.eval is not None:
+            self.eval.check(self.model, self.sampling, self.reward, self.run)
 
     def _check_pictures(self, rows: tuple[PromptRow, ...]) -> None:
         seen = [row.prompt for row in rows if row.pictures]
@@ -111,37 +98,20 @@ class ARConfig(PolicyConfig):
                 f"{self.responses.max_draws}"
             )
 
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.run.steps * self.train.geometry.num_updates_per_batch
 
-
-class ARTrainer(PolicyTrainer):
+class ARTrainer(RLTrainer):
     """Reinforcement learning of a language model."""
 
     def __init__(self, config: ARConfig) -> None:
         super().__init__(config)
         self.config = config
-        self.prompts = PromptSampler(config.data.prompts.rows(), config.data.prompts_per_step, config.run.seed)
 
     def setup(self, slab: Slab) -> None:
-        config = self.config
-        self.backend = spawn_backend(
-            slab,
-            config,
-            config.model,
-            config.train.backend,
-            total_steps=config.optimizer_steps,
-            with_reference=config.algorithm.needs.reference,
-        )
-        self.rollout = slab.spawn(TrainsideEngine, self.backend, config.rollout, ARPipeline)
+        train = self.config.train
+        self.spawn_sampler(slab, ARPipeline)
         self._refuse_prompts()
-        self.reward = slab.spawn(RewardService, config.reward)
-        self.critic = slab.spawn(Critic, self.backend, config.train.geometry) if config.train.backend.critic else None
-        self.stack = slab.spawn(TrainStack, self.backend, config.algorithm, config.train.geometry)
-        if config.eval is not None:
-            self.judges = slab.spawn(RewardService, config.eval.judges(config.reward))
+        self.spawn_learner(slab)
+        self.critic = slab.spawn(Critic, self.backend, train.geometry) if train.backend.critic else None
 
     def _refuse_prompts(self) -> None:
         """Prompts that do not fit are told of now, not by the step that draws them; those with pictures are then."""
@@ -156,16 +126,11 @@ class ARTrainer(PolicyTrainer):
         part, drawn = config.responses.gathered(config.data.prompts_per_step, functools.partial(self._scored, number))
         part = self._with_advantages(config.responses.shaped(part, config.sampling))
         metrics = self.train(part, number)
-        return merge([reward_metrics(part), response_metrics(part), drawn, metrics])
+        return merge([self.reward_metrics(part), response_metrics(part), drawn, metrics])
 
     def _scored(self, number: int, extra: int, count: int) -> Part:
         """Responses to `count` prompts with their rewards; `extra` numbers the further draws of rollout `number`."""
-        prompts = Sample((self.prompts.draw(number, extra, count=count),))
-        request = prompts.fork(self.config.data.samples_per_prompt, self.config.sampling)
-        with self.timer("rollout"):
-            sample = self.rollout.generate(request)
-        with self.timer("reward"):
-            return sample.frontier.with_rewards(self.reward.score(sample))
+        return self.scored(self.prompts.draw(number, extra, count=count))
 
     def _with_advantages(self, part: Part) -> Part:
         """Relative to the group, or from the values of a critic."""

@@ -8,10 +8,10 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 
@@ -19,6 +19,7 @@ from unirl.algorithms.base import Progress
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.handle import Handle
+from unirl.distributed.group.launcher import WorkerLostError
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.models.base import Family
 from unirl.observability.metrics import MetricsLog
@@ -32,8 +33,9 @@ from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Batch
+from unirl.train.stack.planner import Batch, Geometry
 from unirl.trainer.evaluation import EvalConfig, Evaluation
+from unirl.trainer.restarts import Restarts
 from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.types.metric import Metrics, values
 from unirl.types.sample import Part
@@ -52,6 +54,16 @@ class CommonConfig:
     run: RunConfig
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+
+
+class TrainConfig(Protocol):
+    """backend: weights and optimizer; geometry: how a batch is cut into updates and micro-batches."""
+
+    @property
+    def backend(self) -> BackendConfig[Any, Any]: ...
+
+    @property
+    def geometry(self) -> Geometry: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,31 +115,56 @@ class Trainer(ABC):
         with refusals():
             folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
-        with _stop_requests() as stop, ExitStack() as slabs:
-            with refusals():
-                slab = slabs.enter_context(self._common.placement.slab())
-                self.setup(slab)
-                done = self._resume(store)
-            log = MetricsLog(folder.metrics)
-            log.truncate_after(done if store.latest() is not None else -1)
-            trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
-            progress = ProgressLine(run.steps, plain_seconds=5.0)
-            with _reported_at_the_end(folder.path), closing(trackers), closing(progress):
-                if done == 0:
-                    with _resumable(store):
-                        self._record(0, self._evaluated(0, folder), log, trackers, progress)
-                for number in range(done, run.steps):
-                    with _resumable(store):
-                        with self.timer("train"):
-                            metrics = values(self.step(number))
-                        metrics.update(self._evaluated(number + 1, folder))
-                        self._record(number + 1, metrics, log, trackers, progress)
-                    stopping = stop.requested  # read once: what is said to be saved must be
-                    if stopping or number + 1 == run.steps or (number + 1) % run.save_every == 0:
-                        self._save(store, log, number + 1, metrics)
-                    if stopping and number + 1 < run.steps:
-                        raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
+        with _stop_requests() as stop:
+            restarts = Restarts(run.max_restarts)
+            while not self._trained(folder, store, stop, restarts):
+                pass
         return folder.path
+
+    def _trained(self, folder: RunFolder, store: CheckpointStore, stop: _StopRequests, restarts: Restarts) -> bool:
+        """Train from the last checkpoint to the end; False where a worker was lost and may be replaced."""
+        try:
+            with refusals():
+                slab = self._common.placement.slab(in_place_of=restarts.lost_slab)
+            with slab:
+                restarts.lost_slab = slab
+                self._train(slab, folder, store, stop, restarts)
+        except WorkerLostError as lost:
+            if stop.requested:
+                raise Interrupted(
+                    f"{lost}, and is not replaced, as the run was to stop. {store.still_good()}"
+                ) from lost
+            restarts.count(lost, store.latest())
+            return False
+        return True
+
+    def _train(
+        self, slab: Slab, folder: RunFolder, store: CheckpointStore, stop: _StopRequests, restarts: Restarts
+    ) -> None:
+        run, config = self._common.run, dump(self._common)
+        with refusals():
+            self.setup(slab)
+            done = self._resume(store)
+        log = MetricsLog(folder.metrics)
+        log.truncate_after(done if store.latest() is not None else -1)
+        trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
+        progress = ProgressLine(run.steps, plain_seconds=5.0)
+        with _reported_at_the_end(folder.path), closing(trackers), closing(progress):
+            if done == 0:
+                with _resumable(store):
+                    self._record(0, self._evaluated(0, folder), log, trackers, progress)
+            for number in range(done, run.steps):
+                with _resumable(store):
+                    with self.timer("train"):
+                        metrics = values(self.step(number))
+                    metrics.update(self._evaluated(number + 1, folder))
+                    metrics.update(restarts.metrics)
+                    self._record(number + 1, metrics, log, trackers, progress)
+                stopping = stop.requested  # read once: what is said to be saved must be
+                if stopping or number + 1 == run.steps or (number + 1) % run.save_every == 0:
+                    self._save(store, log, number + 1, metrics)
+                if stopping and number + 1 < run.steps:
+                    raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
 
     def _resume(self, store: CheckpointStore) -> int:
         checkpoint = store.latest()
@@ -234,7 +271,7 @@ def reported(work: Callable[[], str]) -> int:
         return 2
     except OSError as error:
         return _ended(f"error: {_reason(error)}", 1)
-    except FloatingPointError as error:
+    except (FloatingPointError, WorkerLostError) as error:
         return _ended(f"error: {error}", 1)
     sys.stdout.write(f"{said}\n")
     return 0

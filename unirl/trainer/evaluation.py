@@ -9,6 +9,8 @@ import torch
 
 from unirl.config.error import nearest
 from unirl.data.prompts import PromptSource, as_roots
+from unirl.distributed.tensor.plane import resolved
+from unirl.models.base import Family
 from unirl.observability.atomic import replace_file
 from unirl.observability.clips import stills, write_clips
 from unirl.observability.grids import before_after, save_grid
@@ -17,6 +19,7 @@ from unirl.observability.run_folder import RunFolder
 from unirl.observability.texts import write_texts
 from unirl.reward.scorer import Scorer, SetMeasure
 from unirl.reward.service import RewardConfig, WeightedScorer, set_measures
+from unirl.trainer.reads import check_reads
 from unirl.trainer.run import RunConfig
 from unirl.types.media import Media
 from unirl.types.reward import Scores
@@ -26,6 +29,7 @@ from unirl.types.seed import derive_seed
 
 _CLIPS = 4  # prompts of which an evaluation of videos or sounds keeps a file
 TOTAL = "reward"  # `eval/reward` is the weighted sum
+_MAX_INVALID = 0.99  # failures stop the run only where no sample has a reward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +54,11 @@ class EvalConfig(ABC):
             if self.__dict__[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
 
-    def check(self, reward: RewardConfig, run: RunConfig) -> None:
+    def check(self, model: Family, sampling: SamplingParams, reward: RewardConfig, run: RunConfig) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
+        reward.refuse_unscored(self.prompts.rows())
         self.judges(reward).refuse_names([TOTAL])
+        check_reads(self.judges(reward), model, sampling, self.prompts.rows())
         if run.keep_best:
             self._check_best(reward, run)
 
@@ -70,12 +76,14 @@ class EvalConfig(ABC):
         return Sample((as_roots(list(self.prompts.rows()), 0),)).fork(self.samples_per_prompt, own_stream)
 
     def judges(self, reward: RewardConfig) -> RewardConfig:
-        """The reward's scorers and the held-out ones. Failures stop the run only where no sample has a reward."""
+        """The scorers of the reward that apply to one of the prompts, and the held-out ones."""
         both = sorted(set(reward.scorers) & set(self.scorers))
         if both:
             raise ValueError(f"eval.scorers {both} carry the name of a reward scorer; give them names of their own")
+        absent = reward.absent([row.metadata for row in self.prompts.rows()])
+        rewards = {name: weighted for name, weighted in reward.scorers.items() if name not in absent}
         held_out = {name: WeightedScorer(scorer, required=False) for name, scorer in self.scorers.items()}
-        return dataclasses.replace(reward, scorers={**reward.scorers, **held_out}, max_invalid=0.99)
+        return dataclasses.replace(reward, scorers={**rewards, **held_out})
 
     def _check_best(self, reward: RewardConfig, run: RunConfig) -> None:
         figures = [f"{EVAL}{name}" for name in (TOTAL, *self.judges(reward).scorers)]
@@ -142,15 +150,18 @@ class Evaluation:
 
 def judge(sample: Sample, scores: Scores, config: EvalConfig) -> Evaluation:
     """Figures and samples of a filled evaluation sample, with the scores of its judges."""
+    scores.accepted(_MAX_INVALID)
     valid = scores.total[scores.valid]
     metrics = {f"{EVAL}{TOTAL}": float(valid.double().mean()) if len(valid) else float("nan")}
     for name, column in scores.components.items():
         finite = column[torch.isfinite(column)]
         metrics[f"{EVAL}{name}"] = float(finite.double().mean()) if len(finite) else float("nan")
-    metrics.update({f"{EVAL}{name}": value for name, value in set_measures(sample, config.measures).items()})
-    media, prompts = sample.frontier.media, sample.roots.media
+    if config.measures:
+        whole = resolved(sample, reads=("media",))
+        metrics.update({f"{EVAL}{name}": value for name, value in set_measures(whole, config.measures).items()})
+    media, prompts = sample.frontier.media, resolved(sample.roots.media)
     assert media is not None
     assert prompts is not None
     assert prompts.texts is not None
     shown = [row for row in range(len(scores)) if row % config.samples_per_prompt < config.shown]
-    return Evaluation(metrics, media.select(shown), scores.total[shown], prompts.texts)
+    return Evaluation(metrics, resolved(media.select(shown)), scores.total[shown], prompts.texts)

@@ -12,6 +12,7 @@ from unirl.config.error import ConfigError, refusals
 from unirl.config.run import load_recipe
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Slab
+from unirl.distributed.tensor.plane import resolved
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.rollout.trainside import Trainside, TrainsideEngine
@@ -105,7 +106,7 @@ def sample_run(
     with restored(run, step) as found:
         filled = found.sampler(weights).generate(_request(prompts, per_prompt, found.config.sampling, seed))
     assert filled.frontier.media is not None
-    return filled.frontier.media
+    return resolved(filled.frontier.media)
 
 
 def _request(prompts: list[str], per_prompt: int, sampling: SamplingParams, seed: int) -> Sample:

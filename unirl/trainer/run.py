@@ -14,6 +14,8 @@ class RunConfig:
     steps:        rollouts (or batches) to train on
     seed:         key of all noise, data order and initial adapters; a recipe's null is drawn and written down
     save_every:   steps between checkpoints; the last step is always saved
+    max_restarts: how often a run that loses a worker goes on from one and the same checkpoint: a node that fails now
+                  and then does not end it, what kills a worker at the same step each time does
     keep_last:    newest checkpoints to keep; keep_best: best ones by `best_metric` to keep beside them
     best_metric:  a figure of the evaluation, higher is better
     """
@@ -25,14 +27,16 @@ class RunConfig:
     save_every: int = 50
     keep_last: int = 2
     keep_best: int = 0
+    max_restarts: int = 3
     best_metric: str = "eval/reward"
 
     def __post_init__(self) -> None:
         for name in ("steps", "save_every", "keep_last"):
             if self.__dict__[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}")
-        if self.keep_best < 0:
-            raise ValueError(f"keep_best must not be negative, got {self.keep_best}")
+        for name in ("keep_best", "max_restarts"):
+            if self.__dict__[name] < 0:
+                raise ValueError(f"{name} must not be negative, got {self.__dict__[name]}")
         if self.name in ("", "..") or self.name != Path(self.name).name:
             raise ValueError(f"name must be a plain folder name, got {self.name!r}")
 

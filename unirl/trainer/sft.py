@@ -12,24 +12,12 @@ from unirl.distributed.group.placement import Slab
 from unirl.models.base import Family
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
-from unirl.train.backend.config import BackendConfig
 from unirl.train.stack.base import TrainStack
-from unirl.train.stack.planner import Geometry
-from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
+from unirl.trainer.base import PolicyConfig, PolicyTrainer, TrainConfig, spawn_backend
 from unirl.trainer.evaluation import EvalConfig
 from unirl.types.metric import Metrics
 from unirl.types.sample import Part
 from unirl.types.sampling import SamplingParams
-
-
-class TrainConfig(Protocol):
-    """backend: weights and optimizer; geometry: how a batch is cut into micro-batches."""
-
-    @property
-    def backend(self) -> BackendConfig[Any, Any]: ...
-
-    @property
-    def geometry(self) -> Geometry: ...
 
 
 class Sampler(Protocol):

@@ -100,12 +100,17 @@ def _geneval2(path: Path) -> Suite:
 
 
 def _checked(name: str, prompts: SuitePrompts, reward: RewardConfig, samples_per_prompt: int) -> Suite:
-    """ValueError where a question of a prompt is malformed, or has no skill where others of its row have one."""
+    """ValueError for prompts and scorers that do not fit each other, and for a question that is malformed, or that has
+    no skill where others of its row have one.
+    """
+    reward.refuse_unscored(prompts.rows)
+    reward.refuse_idle(prompts.rows)
     digest = hashlib.sha256(prompts.path.read_bytes()).hexdigest()
     suite = Suite(name, prompts.rows, reward, samples_per_prompt, digest)
-    for scorer in suite.answering.values():
+    for name, scorer in suite.answering.items():
         for number, row in enumerate(suite.rows, 1):
-            _check_questions(scorer, row, f"{prompts.path}:{number}")
+            if reward.scorers[name].applies(row.metadata):
+                _check_questions(scorer, row, f"{prompts.path}:{number}")
     return suite
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -37,7 +37,7 @@ from unirl.trainer.suite import Suite
 from unirl.trainer.text_sft import TextSFTConfig
 from unirl.types.media import Media
 from unirl.types.reward import Scores
-from unirl.types.sample import Sample
+from unirl.types.sample import Part, Sample
 from unirl.types.sampling import ARSamplingParams, DiffusionSamplingParams, SamplingParams
 from unirl.types.seed import derive_seed
 
@@ -89,8 +89,8 @@ class Judged:
     """A sample.
 
     prompt:  its row in the suite
-    scores:  by figure; NaN where it has none
-    answers: by scorer, the probability of the right answer to each question; empty where it has none
+    scores:  by figure, of the scorers that apply to it; NaN where it has none
+    answers: by scorer that applies to it, the probability of the right answer to each question; empty where it has none
     cause:   why it is invalid, or ""
     text:    what a language model wrote
     """
@@ -120,15 +120,16 @@ class SuiteEvaluation:
     def tallies(self) -> list[Tally]:
         """For each figure a line a skill of the prompts, and one of all; for answers, one a skill of the questions."""
         lines = []
-        for figure in self.samples[0].scores:
+        for figure in dict.fromkeys(figure for sample in self.samples for figure in sample.scores):
             lines += self._by_prompt(figure)
         for scorer in self.suite.answering:
             lines += self._by_question(scorer)
         return lines
 
     def _by_prompt(self, figure: str) -> list[Tally]:
-        prompts = [sample.prompt for sample in self.samples]
-        values = [sample.scores[figure] for sample in self.samples]
+        samples = [sample for sample in self.samples if figure in sample.scores]
+        prompts = [sample.prompt for sample in samples]
+        values = [sample.scores[figure] for sample in samples]
         own = [skill_of(self.suite.rows[prompt]) for prompt in prompts]
         lines = []
         for skill in dict.fromkeys(skill for skill in own if skill is not None):
@@ -140,7 +141,7 @@ class SuiteEvaluation:
         found: dict[str, list[tuple[float, int]]] = {}
         for sample in self.samples:
             skills = answer_skills(self.suite.rows[sample.prompt])
-            if skills:
+            if skills and scorer in sample.answers:
                 answers = sample.answers[scorer] or [math.nan] * len(skills)
                 for skill, answer in zip(skills, answers, strict=True):
                     found.setdefault(skill, []).append((answer, sample.prompt))
@@ -179,7 +180,7 @@ class _Judges:
         for name, answers in self._answers.items():
             scorers[name] = dataclasses.replace(scorers[name], scorer=answers)
         self._totals = sum(weighted.counts for weighted in scorers.values()) > 1
-        self._service = RewardService(dataclasses.replace(suite.reward, scorers=scorers), stops=False)
+        self._service = RewardService(dataclasses.replace(suite.reward, scorers=scorers))
 
     def judged(self, filled: Sample, first: int, number: int) -> list[Judged]:
         """The frontier's rows; `number` of each prompt, the first of which is row `first` of the suite."""
@@ -190,8 +191,12 @@ class _Judges:
             Judged(
                 id=sample_id,
                 prompt=first + row // number,
-                scores=self._figures(scores, row, sample_id),
-                answers={name: answers.kept.get(sample_id, []) for name, answers in self._answers.items()},
+                scores=self._figures(scores, row, part),
+                answers={
+                    name: answers.kept.get(sample_id, [])
+                    for name, answers in self._answers.items()
+                    if self._applies(name, part.metadata[row])
+                },
                 cause=scores.causes[row],
                 text=None if texts is None else texts[row],
             )
@@ -202,13 +207,18 @@ class _Judges:
         """End what the scorers started."""
         self._service.close()
 
-    def _figures(self, scores: Scores, row: int, sample_id: str) -> dict[str, float]:
+    def _applies(self, name: str, metadata: dict[str, Any]) -> bool:
+        return self._service.config.scorers[name].applies(metadata)
+
+    def _figures(self, scores: Scores, row: int, part: Part) -> dict[str, float]:
         figures = {TOTAL: float(scores.total[row])} if self._totals else {}
         for name, column in scores.components.items():
+            if not self._applies(name, part.metadata[row]):
+                continue
             if name not in self._answers:
                 figures[name] = float(column[row])
                 continue
-            answers = self._answers[name].kept.get(sample_id, [])
+            answers = self._answers[name].kept.get(part.ids[row], [])
             figures[f"{name}/arithmetic"] = statistics.fmean(answers) if answers else math.nan
             figures[f"{name}/geometric"] = geometric_mean(answers) if answers else math.nan
         return figures

@@ -50,7 +50,6 @@ def _by_skill(found: SuiteEvaluation) -> dict[str, list[int]]:
 
 
 def _write_grid(found: SuiteEvaluation, rows: list[int], path: Path) -> None:
-    figure = next(iter(found.samples[0].scores))
     each = len(found.pictures[rows[0]])
     number = len(found.samples) // len(found.suite.rows)
     shown = [sample for row in rows for sample in found.samples[row * number : row * number + each]]
@@ -59,7 +58,7 @@ def _write_grid(found: SuiteEvaluation, rows: list[int], path: Path) -> None:
         path,
         columns=each if each > _FEW else _COLUMNS,
         captions=[found.suite.rows[sample.prompt].prompt for sample in shown],
-        rewards=[sample.scores[figure] for sample in shown],
+        rewards=[next(iter(sample.scores.values())) for sample in shown],
     )
 
 

@@ -75,12 +75,12 @@ class TextSFTEvalConfig(TextEvalConfig):
         if idle:
             raise ValueError(f"{' and '.join(idle)} tell of samples, and there are none: give prompts and a reward")
 
-    def fit(self, run: RunConfig) -> None:
+    def fit(self, model: LanguageFamily, sampling: ARSamplingParams, run: RunConfig) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
         if self.reward is None:
             run.refuse_best_without_evaluation()
         else:
-            self.check(self.reward, run)
+            self.check(model, sampling, self.reward, run)
             self.judges(self.reward).refuse_names(["loss", "perplexity"])
 
 
@@ -101,7 +101,7 @@ class TextSFTConfig(SupervisedConfig):
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:
-            self.eval.fit(self.run)
+            self.eval.fit(self.model, self.sampling, self.run)
 
 
 class TextSFTTrainer(SFTTrainer):

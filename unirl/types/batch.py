@@ -10,12 +10,14 @@ A subclass of `Rows` declares for each field how it follows the rows of the batc
         sigmas: torch.Tensor = shared()          # one value for the whole batch, equal in all that are joined
         notes: list[str] = listed()              # Python objects, one a row
 
-A field whose length does not fit the batch is an error; a field may be None for the whole batch.
+A nested field may be held by an `Elsewhere`: rows that another process keeps, on which the same operations work without
+moving them. A field whose length does not fit the batch is an error; a field may be None for the whole batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, cast
 
@@ -24,6 +26,7 @@ import torch
 _KIND = "rows"
 _LENGTHS = "lengths"
 _MASK = "mask"
+_HEAVY = "heavy"
 
 
 def dense(default: Any = dataclasses.MISSING) -> Any:
@@ -50,9 +53,12 @@ def listed(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={_KIND: "listed"})
 
 
-def nested(default: Any = dataclasses.MISSING) -> Any:
-    """Another `Rows` of N rows."""
-    return dataclasses.field(default=default, metadata={_KIND: "nested"})
+def nested(default: Any = dataclasses.MISSING, *, heavy: tuple[type[Rows], ...] = ()) -> Any:
+    """Another `Rows` of N rows.
+
+    heavy: the classes whose values stay in the process that made them, and are `Elsewhere` for the driver of many ranks
+    """
+    return dataclasses.field(default=default, metadata={_KIND: "nested", _HEAVY: heavy})
 
 
 def mapped(default: Any = dataclasses.MISSING) -> Any:
@@ -81,12 +87,7 @@ class Rows:
 
     def select(self, index: Sequence[int] | torch.Tensor) -> Self:
         """The rows at `index`, in that order; rows may repeat."""
-        rows = torch.as_tensor(index)
-        if rows.numel() and (rows.dtype == torch.bool or rows.is_floating_point()):
-            raise ValueError(f"select takes row numbers, got {rows.dtype}; of a mask take `mask.nonzero().flatten()`")
-        rows = rows.to(torch.long)
-        if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
-            raise ValueError(f"rows {rows.tolist()} are out of range for a batch of {len(self)}")
+        rows = row_numbers(index, len(self))
         return self._map(lambda name, value: self._select(name, value, rows))
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
@@ -159,6 +160,42 @@ class Rows:
         return value[rows.to(value.device)]
 
 
+def row_numbers(index: Sequence[int] | torch.Tensor, count: int) -> torch.Tensor:
+    """`index` as `(n,)` int64. ValueError for what are no rows of a batch of `count`."""
+    rows = torch.as_tensor(index)
+    if rows.numel() and (rows.dtype == torch.bool or rows.is_floating_point()):
+        raise ValueError(f"select takes row numbers, got {rows.dtype}; of a mask take `mask.nonzero().flatten()`")
+    rows = rows.to(torch.long)
+    if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= count):
+        raise ValueError(f"rows {rows.tolist()} are out of range for a batch of {count}")
+    return rows
+
+
+class Elsewhere(ABC):
+    """Stands in a nested field for N rows that are kept in another place. Frozen, like Rows."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """N."""
+
+    @abstractmethod
+    def select(self, index: Sequence[int] | torch.Tensor) -> Self:
+        """The rows at `index`, in that order; rows may repeat."""
+
+    @classmethod
+    @abstractmethod
+    def concat(cls, batches: Sequence[Self]) -> Self:
+        """Join in order; `concat(x.split(sizes)) == x`."""
+
+
+def nested_fields(rows: Rows) -> Iterator[tuple[str, tuple[type[Rows], ...], Rows | Elsewhere]]:
+    """Name, heavy classes and value of each nested field that is not None."""
+    for field in dataclasses.fields(rows):
+        value = rows.__dict__[field.name]
+        if field.metadata[_KIND] == "nested" and value is not None:
+            yield field.name, field.metadata[_HEAVY], value
+
+
 def _concat(owner: type, field: dataclasses.Field[Any], batches: Sequence[Rows]) -> Any:
     kind, label = field.metadata[_KIND], f"{owner.__name__}.{field.name}"
     values = [batch.__dict__[field.name] for batch in batches]
@@ -196,6 +233,13 @@ def _check_padding(label: str, tensors: Sequence[torch.Tensor], mask: str, *, ma
             f"{label}: lengths {lengths} cannot be joined without {mask!r}, their padding would pass for content; "
             "encode to one length"
         )
+
+
+def piece_sizes(count: int, size: int | None) -> list[int]:
+    """What `split` takes: pieces of `size` rows, and a last one of what is left; None is one piece."""
+    size = size or count
+    full, rest = divmod(count, size)
+    return [size] * full + ([rest] if rest else [])
 
 
 def pad_to_longest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ import torch
 
 from unirl.types.batch import Rows, dense, listed, shared
 from unirl.types.conversation import Conversation
+from unirl.types.kinds import Kind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,6 +31,17 @@ class Media(Rows):
     audio: torch.Tensor | None = dense(None)
     audio_rate: int | None = shared(None)
     conversations: list[Conversation] | None = listed(None)
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """What there is to be seen, heard or read."""
+        carried: dict[Kind, object] = {
+            "picture": self.images,
+            "video": self.videos,
+            "sound": self.audio,
+            "text": self.texts,
+        }
+        return frozenset(kind for kind, values in carried.items() if values is not None)
 
     @property
     def required_texts(self) -> list[str]:

@@ -29,6 +29,11 @@ def parent_id(sample_id: str) -> str:
     return parent
 
 
+def sibling_id(sample_id: str, index: int) -> str:
+    """Number `index` beside `sample_id`: of the same parent, or for a root of the same rollout."""
+    return root_id(rollout_of(sample_id), index) if "/" not in sample_id else child_id(parent_id(sample_id), index)
+
+
 def depth(sample_id: str) -> int:
     """0 for a root, 1 for its children, and so on."""
     return sample_id.count("/")

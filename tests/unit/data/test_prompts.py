@@ -191,7 +191,7 @@ def test_ids_are_unique_over_rollouts_and_carry_the_rollout() -> None:
 def test_two_rows_of_the_same_text_are_two_groups() -> None:
     sampler = PromptSampler((PromptRow("same", {"row": 0}), PromptRow("same", {"row": 1})), count=2, seed=0)
     part = Sample((sampler.draw(0),)).fork(2, SAMPLING).frontier
-    rewards = Scores(torch.tensor([0.0, 2.0, 10.0, 14.0]), {}, [""] * 4)
+    rewards = Scores(torch.tensor([0.0, 2.0, 10.0, 14.0]), {}, [()] * 4)
     advantages = part.with_rewards(rewards).compute_advantages("group", "group_std", eps=0.0).advantages
     assert advantages is not None
     assert advantages.tolist() == [-1.0, 1.0, -1.0, 1.0]

@@ -12,6 +12,7 @@ import torch
 from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
 from unirl.types.media import Media
+from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
 from unirl.types.sample_id import root_id
 from unirl.types.sampling import DiffusionSamplingParams
@@ -60,6 +61,11 @@ def answered(texts: list[str], metadata: list[dict[str, Any]] | None = None) -> 
 def service(max_invalid: float = 0.0, **scorers: Scorer | WeightedScorer) -> RewardService:
     weighted = {name: s if isinstance(s, WeightedScorer) else WeightedScorer(s) for name, s in scorers.items()}
     return RewardService(RewardConfig(weighted, max_invalid=max_invalid))
+
+
+def accepted(judge: RewardService, sample: Sample) -> Scores:
+    """What a trainer takes: scores, unless too many samples have none."""
+    return judge.score(sample).accepted(judge.config.max_invalid)
 
 
 def entry(image: np.ndarray | None = None, prompt: str = "", **metadata: Any) -> ScorerInput:

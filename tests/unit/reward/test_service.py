@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.reward.samples import Rule, generated, level_of, service
+from tests.unit.reward.samples import Rule, accepted, generated, level_of, service
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer, scorer_inputs, set_measures
 from unirl.types.media import Media
@@ -151,7 +151,7 @@ def test_more_than_max_invalid_stops_the_run_with_scorer_count_and_first_cause()
         return math.log(level_of(sample) - 1)
 
     with pytest.raises(RuntimeError) as raised:
-        service(0.25, fine=table([0.0] * 4), logs=Rule(rule)).score(generated(["a"] * 4))
+        accepted(service(0.25, fine=table([0.0] * 4), logs=Rule(rule)), generated(["a"] * 4))
     assert str(raised.value) == (
         "2 of 4 samples have no reward, more than max_invalid=0.25 allows. Failed: logs on 2. "
         f"First cause: logs: r0.p0/0: {raised.value.__cause__.__class__.__name__}: {raised.value.__cause__}"
@@ -160,12 +160,12 @@ def test_more_than_max_invalid_stops_the_run_with_scorer_count_and_first_cause()
 
 
 def test_the_share_of_invalid_samples_may_reach_max_invalid():
-    assert service(0.5, r=table([NAN, 1.0])).score(generated(["a", "b"])).valid.tolist() == [False, True]
+    assert accepted(service(0.5, r=table([NAN, 1.0])), generated(["a", "b"])).valid.tolist() == [False, True]
 
 
 def test_no_invalid_sample_is_allowed_unless_asked_for():
     with pytest.raises(RuntimeError, match=r"1 of 2 samples .* max_invalid=0 allows\. Failed: r on 1"):
-        service(r=table([NAN, 1.0])).score(generated(["a", "b"]))
+        accepted(service(r=table([NAN, 1.0])), generated(["a", "b"]))
 
 
 def test_ctrl_c_in_a_scorer_is_no_failed_sample():
@@ -247,6 +247,21 @@ def test_pictures_of_a_rewritten_prompt_are_scored_against_what_the_user_asked()
     images = Part(ids=["r0.p0/0/0"], metadata=[{}], media=Media(images=torch.zeros(1, 3, 4, 4)), sampling=params)
     assert scorer_inputs(Sample((roots, rewrites, images)))[0].prompt == "a cat"
     assert scorer_inputs(Sample((roots, rewrites)))[0].text == "a fluffy cat at dusk"
+
+
+def test_an_edit_is_scored_beside_the_picture_of_its_own_prompt():
+    texts = ["red", "blue", "a pair", "none"]
+    filled = generated(texts, branch=2)
+    grey = [torch.full((3, 2, 5), level / 255) for level in range(4)]
+    prompts = Media(texts=texts, sources=[grey[:1], grey[1:2], grey[2:], []])
+    roots = Part(ids=filled.roots.ids, metadata=filled.roots.metadata, media=prompts)
+    inputs = scorer_inputs(Sample((roots, filled.frontier)))
+    assert [int(entry.original[0, 0, 0]) for entry in inputs[:4]] == [0, 0, 1, 1]
+    assert inputs[0].original.shape == (2, 5, 3)
+    assert not inputs[0].original.flags.writeable
+    assert [entry.source for entry in inputs[4:]] == [None] * 4
+    with pytest.raises(ValueError, match=r"the prompt of r0\.p2/0 comes without one source picture"):
+        _ = inputs[4].original
 
 
 def test_scorers_see_rounded_uint8_pictures_that_they_cannot_change():

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.reward.samples import Rule, answered, service, wrote
+from tests.unit.reward.samples import Rule, accepted, answered, service, wrote
 from tests.unit.reward.stubborn import Broken, Impatient, Stubborn
 from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.function import FunctionScorer
@@ -87,7 +87,7 @@ def test_failures_read_as_they_do_without_a_time_limit():
 
 def test_above_max_invalid_the_error_shows_where_the_scorer_raised():
     with pytest.raises(RuntimeError, match=r"Failed: r on 1\. First cause: r: r0.p0/0: ValueError") as raised:
-        service(r=limited(60)).score(answered(["raise no", "1"]))
+        accepted(service(r=limited(60)), answered(["raise no", "1"]))
     assert "in _raise" in str(raised.value.__cause__)
 
 

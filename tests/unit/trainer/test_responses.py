@@ -30,7 +30,7 @@ def groups(rewards: list[list[float]], *, first: int = 0, length: int = 2, **seg
         sampling=SAMPLING,
         segment=responses_of([length] * len(ids), **segment),
     )
-    return part.with_rewards(Scores(total, {"judge": total}, [""] * len(ids)))
+    return part.with_rewards(Scores(total, {"judge": total}, [()] * len(ids)))
 
 
 def scripted(*draws: list[list[float]]) -> tuple[Callable[[int, int], Part], list[tuple[int, int]]]:

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from unirl.trainer.diffusion import AdvantageConfig, reward_metrics
+from unirl.trainer.rl import AdvantageConfig, reward_metrics
 from unirl.types.metric import values
-from unirl.types.reward import Scores
+from unirl.types.reward import Failure, Scores
 from unirl.types.sample import Part
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -19,8 +19,8 @@ def part(groups: list[list[float]], **components: list[float]) -> Part:
     ids = [f"r0.p{row}/{child}" for row, group in enumerate(groups) for child in range(len(group))]
     rewards = [reward for group in groups for reward in group]
     columns = {name: torch.tensor(column) for name, column in (components or {"judge": rewards}).items()}
-    causes = ["" if math.isfinite(reward) else "broken" for reward in rewards]
-    scores = Scores(total=torch.tensor(rewards), components=columns, causes=causes)
+    failures = [() if math.isfinite(reward) else (Failure("judge", "broken"),) for reward in rewards]
+    scores = Scores(total=torch.tensor(rewards), components=columns, failures=failures)
     return Part(ids=ids, metadata=[{} for _ in ids], sampling=SAMPLING).with_rewards(scores).compute_advantages()
 
 

@@ -134,6 +134,20 @@ def test_several_scorers_are_figures_and_so_is_their_weighted_sum() -> None:
     assert list(alone.samples[0].scores) == ["level", "logged"]
 
 
+def test_a_scorer_for_some_skills_is_told_over_their_samples_and_the_sum_over_all() -> None:
+    low = WeightedScorer(Level(), when={"skill": "low"})
+    found = evaluate(DIGITS, suite_of(digit_rows(), low=low, size=WeightedScorer(JpegCompressibility())))
+    assert [(one.skill, one.n, one.invalid) for one in found.tallies() if one.figure == "low"] == [
+        ("low", 4, 0),
+        ("all", 4, 0),
+    ]
+    assert [one.n for one in found.tallies() if one.figure == "reward"] == [4, 4, 8]
+    for sample in found.samples:
+        assert sample.scores["reward"] == pytest.approx(
+            sum(sample.scores[name] for name in sample.scores) / 2, rel=1e-6
+        )
+
+
 def test_seed_number_and_batch_do_what_they_say() -> None:
     suite = suite_of(digit_rows(), level=Level())
     values = [sample.scores["level"] for sample in evaluate(DIGITS, suite).samples]

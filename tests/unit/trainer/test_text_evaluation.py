@@ -39,7 +39,7 @@ def test_the_figures_are_means_over_prompts_and_a_sample_without_a_reward_has_fa
     config = TextEvalConfig(PROMPTS, samples_per_prompt=4, pass_at=(1, 2, 4), success=0.5)
     total = torch.tensor([1.0, 0.5, 0.49, 0.0, math.nan, 0.0, 0.1, 0.2])
     found = Evaluation({"eval/reward": 0.3}, Media(texts=["x"] * 8), total, ["a", "b"])
-    metrics = config.passed(found, Scores(total, {}, [""] * 8)).metrics
+    metrics = config.passed(found, Scores(total, {}, [()] * 8)).metrics
     assert metrics == pytest.approx(
         {"eval/reward": 0.3, "eval/pass@1": 0.25, "eval/pass@2": 5 / 12, "eval/pass@4": 0.5}
     )

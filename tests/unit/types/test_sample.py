@@ -55,7 +55,7 @@ def filled(part: Part, version: int = 3) -> Part:
 
 def rewarded(part: Part, rewards: list[float]) -> Part:
     column = torch.tensor(rewards)
-    return part.with_rewards(Scores(column, {"r": column}, [""] * len(part)))
+    return part.with_rewards(Scores(column, {"r": column}, [()] * len(part)))
 
 
 def enhanced(count: int, rewrites: int, images: int) -> Sample:
@@ -105,7 +105,7 @@ def test_what_does_not_fit_the_rows_is_refused() -> None:
         part.fill(media=Media(texts=["x"]), segment=None, conditions=None, version=0)
     three = torch.zeros(3)
     with pytest.raises(ValueError, match="Part: fields disagree on the number of rows"):
-        part.with_rewards(Scores(three, {"r": three}, [""] * 3))
+        part.with_rewards(Scores(three, {"r": three}, [()] * 3))
 
 
 def test_an_id_may_not_stand_twice() -> None:
@@ -293,7 +293,7 @@ def test_weights_beside_a_weighted_sum_are_refused_because_they_would_do_nothing
         prompts(1)
         .fork(2, SAMPLING)
         .with_rewards(
-            Scores(total=torch.tensor([0.0, 1.0]), components={"r": torch.tensor([0.0, 1.0])}, causes=["", ""])
+            Scores(total=torch.tensor([0.0, 1.0]), components={"r": torch.tensor([0.0, 1.0])}, failures=[(), ()])
         )
     )
     with pytest.raises(ValueError, match="weights are for combine='per_component'"):

@@ -32,13 +32,11 @@ def cause_of_death(process: Process | None, error: RayError) -> str:
     fatal = [line for line in left.splitlines() if line.startswith("Fatal Python error")]
     if fatal:
         return f"it crashed ({fatal[-1].removeprefix('Fatal Python error: ')})"
-    if "SystemExit" in str(error) or "exit()" in str(error):
-        return "it ended itself (sys.exit)"
     if kills > process.oom_kills:
         return (
             "killed by SIGKILL, most likely since memory ran out: the kernel of its node has killed a process for that"
         )
-    return "killed by a signal, most likely SIGKILL"
+    return "its process ended without a word, as by SIGKILL"
 
 
 def stacks(process: Process) -> str:

@@ -6,8 +6,11 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,11 +18,12 @@ from typing import Any, Self
 
 import ray
 from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader  # pyright: ignore[reportAttributeAccessIssue] - compiled, without stubs
 from ray.exceptions import RaySystemError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from unirl.config.environment import ray_address
+from unirl.config.environment import ray_address, ray_token
 from unirl.distributed.group.axes import Axes
 
 _OWN_CLUSTER = {
@@ -75,12 +79,13 @@ class DevicePool:
         count = sum(devices // axes.on_node * axes.on_node for devices in self._per_node(self._resource))
         return count // axes.product * axes.product
 
-    def seats(self, count: int, axes: Axes, *, timeout: float) -> Seats:
+    def seats(self, count: int, axes: Axes, *, timeout: float, patient: bool = False) -> Seats:
         """That many devices, in the order of ranks: those of one node adjacent, each tp x sp within one.
 
         timeout: seconds to wait for devices that somebody else holds
+        patient: wait for devices that the cluster has not, too, as for those of a node that comes back
         """
-        if count > self.capacity(axes):
+        if count > self.capacity(axes) and not patient:
             have = self._per_node(self._resource)
             raise ValueError(
                 f"placement.devices={count}: the Ray cluster has {sum(have)} {self._resource}s on {len(have)} nodes "
@@ -90,10 +95,10 @@ class DevicePool:
         group = placement_group([{self._resource: axes.on_node}] * (count // axes.on_node), strategy="PACK")
         if not group.wait(timeout):
             remove_placement_group(group)
-            free = ray.available_resources()
+            free = {"GPU": 0.0, "CPU": 0.0} | ray.available_resources()
             raise ValueError(
-                f"placement.devices={count}: nobody gave them back in {timeout:g} s; free are "
-                f"{free[self._resource] if self._resource in free else 0:g} {self._resource}s of the Ray cluster"
+                f"placement.devices={count}: they did not come free in {timeout:g} s; free are "
+                f"{free[self._resource]:g} {self._resource}s of the Ray cluster"
             )
         nodes = placement_group_table(group)["bundles_to_node_id"]
         order = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))
@@ -137,7 +142,7 @@ def _connect(closing: contextlib.ExitStack, address: str | None, device: str | N
         _start(closing, device, devices)
         return
     try:
-        with _set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
+        with _set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}), _same_signals():
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RaySystemError) as error:
         raise ValueError(
@@ -154,7 +159,10 @@ def _start(closing: contextlib.ExitStack, device: str | None, devices: int | Non
     # Processes that are being killed may still write: what then stays behind is a log, not an error of the run.
     closing.callback(shutil.rmtree, folder, ignore_errors=True)
     cpus = max(os.cpu_count() or 1, devices or 1)
-    with _set(_OWN_CLUSTER), _loopback():
+    # A token of its own, where Ray would write one to the user's home; it caches the one that it read last.
+    token = {"RAY_AUTH_TOKEN": ray_token() or secrets.token_hex(32)}
+    with _set(_OWN_CLUSTER | token), on_loopback(), _same_signals():
+        AuthenticationTokenLoader.instance().reset_cache()
         closing.callback(ray.shutdown)
         ray.init(
             "local",
@@ -169,7 +177,7 @@ def _start(closing: contextlib.ExitStack, device: str | None, devices: int | Non
 
 
 @contextlib.contextmanager
-def _loopback() -> Iterator[None]:
+def on_loopback() -> Iterator[None]:
     """Ray listens on all interfaces unless it takes the machine for a laptop; there is no other switch for it."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -180,14 +188,25 @@ def _loopback() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _same_signals() -> Iterator[None]:
+    """Ray makes SIGTERM end the process at once, where the run may have said what it does then."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def _set(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for the processes that are started in the block."""
-    before = {name: os.environ[name] for name in variables if name in os.environ}
+    """Environment variables for the processes that are started in the block; Ray sets more of them, which go, too."""
+    before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables:
+        for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)
 

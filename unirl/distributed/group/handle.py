@@ -60,6 +60,9 @@ class Started(Pending[Any]):
     def result(self) -> Any:
         return self.call.collected(self.pending.result())
 
+    def done(self) -> bool:
+        return self.pending.done()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Handle(Generic[Worker]):

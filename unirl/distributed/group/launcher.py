@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.group.replace import replace_each
+from unirl.distributed.tensor.plane import DataPlane, fetched
+from unirl.distributed.tensor.transport import Nowhere
 
-Kind = TypeVar("Kind")
 Value = TypeVar("Value")
 
 
@@ -27,6 +29,10 @@ class Pending(ABC, Generic[Value]):
     @abstractmethod
     def result(self) -> Value:
         """Wait for it; the value, or the exception that ended it. Asked again, it answers the same."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
 
 
 class Launcher(ABC):
@@ -56,8 +62,9 @@ class Launcher(ABC):
 
     @abstractmethod
     def close(self, *, at_once: bool = False) -> None:
-        """Close the instances, the latest built first, and then the ranks. Calls under way are waited for.
+        """Close the instances, the latest built first, and then the ranks.
 
+        Calls under way are waited for; of those that wait for their turn a launcher may drop some.
         at_once: where ranks are processes of their own, kill them instead
         """
 
@@ -75,8 +82,8 @@ class Located:
 
     place: str
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> str:
+        return self.place
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -86,11 +93,16 @@ class Located:
 
 
 class RankHost:
-    """The instances of one rank, whatever launcher runs it."""
+    """The instances of one rank, whatever launcher runs it.
 
-    def __init__(self, slab: str, rank_info: RankInfo) -> None:
+    plane: keeps the heavy fields of results in this rank; None where the driver is this process
+    """
+
+    def __init__(self, slab: str, rank_info: RankInfo, plane: DataPlane | None = None) -> None:
         self._slab = slab
         self._rank_info = rank_info
+        # The results of a rank that does not speak are dropped: they are not kept to begin with.
+        self._plane = plane if plane is None or rank_info.speaks else DataPlane(Nowhere())
         self._instances: dict[int, Remote] = {}
         self._closing = contextlib.ExitStack()
 
@@ -109,8 +121,12 @@ class RankHost:
         if key not in self._instances:
             raise ValueError(f"slab {self._slab} is closed: its workers cannot be called any more ({method})")
         instance = self._instances[key]
-        with self._located(type(instance), method):
-            return getattr(instance, method)(*call.args, **call.kwargs)
+        with self._located(type(instance), method) as place:
+            if self._plane is None:
+                return getattr(instance, method)(*call.args, **call.kwargs)
+            (args, kwargs), known = fetched((call.args, call.kwargs), type(instance).reads(method))
+            result = getattr(instance, method)(*args, **kwargs)
+            return self._plane.parked(result, place, known)
 
     def close(self) -> None:
         """Close every instance, the latest first, even when one of them fails; the failure is raised at the end."""
@@ -123,20 +139,3 @@ class RankHost:
 
     def _located(self, remote: type[Remote], method: str) -> Located:
         return Located(f"in {remote.__name__}.{method} on rank {self._rank_info.rank} of slab {self._slab}")
-
-
-def replace_each(value: Any, kind: type[Kind], change: Callable[[Kind], Any]) -> Any:
-    """`value` with every `kind` inside it (in tuples, lists, dict values) replaced; `value` itself if there is none."""
-    if isinstance(value, kind):
-        return change(value)
-    if type(value) in (tuple, list):
-        items = [replace_each(item, kind, change) for item in value]
-        return value if _same_objects(items, value) else type(value)(items)
-    if type(value) is dict:
-        items = [replace_each(item, kind, change) for item in value.values()]
-        return value if _same_objects(items, value.values()) else dict(zip(value, items, strict=True))
-    return value
-
-
-def _same_objects(new: Iterable[Any], old: Iterable[Any]) -> bool:
-    return all(a is b for a, b in zip(new, old, strict=True))

@@ -39,7 +39,7 @@ class LocalLauncher(Launcher):
 
     def close(self, *, at_once: bool = False) -> None:
         for thread in self._threads.values():
-            thread.shutdown(wait=True)
+            thread.shutdown(wait=True, cancel_futures=True)
         self._host.close()
 
     def _run(self, key: int, method: str, calls: Mapping[int, Call]) -> dict[int, Any]:
@@ -52,3 +52,6 @@ class _InThread(Pending[dict[int, Any]]):
 
     def result(self) -> dict[int, Any]:
         return self.future.result()
+
+    def done(self) -> bool:
+        return self.future.done()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -26,6 +26,7 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError
 from unirl.distributed.group.rank_actor import Failure, Outcome, Process, RankActor, Said, Shape
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.tensor.plane import DataPlane
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,21 @@ class RayLauncher(Launcher):
 
     deadline: seconds that one call may take, counted from the end of the one before it; ranks wait for each other no
               longer, either
+    plane:    what the ranks do with the heavy fields of arguments and results
+    patient:  devices that the cluster has not yet are waited for, too
     """
 
-    def __init__(self, slab: str, pool: DevicePool, devices: int, *, axes: Axes, deadline: float) -> None:
+    def __init__(
+        self,
+        slab: str,
+        pool: DevicePool,
+        devices: int,
+        *,
+        axes: Axes,
+        deadline: float,
+        plane: DataPlane,
+        patient: bool = False,
+    ) -> None:
         self.slab = slab
         self.ranks = axes.ranks(devices)
         self._deadline = deadline
@@ -54,7 +67,7 @@ class RayLauncher(Launcher):
         self._idle_since = time.monotonic()
         self._broken, self._closed = "", False
         self._processes: dict[int, Process] = {}
-        self._seats = pool.seats(devices, axes, timeout=deadline)
+        self._seats = pool.seats(devices, axes, timeout=deadline, patient=patient)
         fixed = {
             "runtime_env": {"env_vars": worker_environment(pool.device_type)},
             "max_restarts": 0,
@@ -63,7 +76,7 @@ class RayLauncher(Launcher):
         }
         actor = ray.remote(RankActor)
         self._actors = [
-            actor.options(**fixed, **options).remote(slab, info, logger.getEffectiveLevel())
+            actor.options(**fixed, **options).remote(slab, info, plane, logger.getEffectiveLevel())
             for info, options in zip(self.ranks, self._seats.options, strict=True)
         ]
         try:
@@ -86,7 +99,7 @@ class RayLauncher(Launcher):
         self._closed = True
         try:
             if not at_once and not self._broken:
-                self._of_all("close").result()
+                self._of_all("closing its workers", "close").result()
         finally:
             self._kill()
 
@@ -102,13 +115,13 @@ class RayLauncher(Launcher):
                 self._unsettled.popleft()
 
     def _join(self, device_type: str) -> None:
-        self._processes = self._of_all("process").result()
+        self._processes = self._of_all("starting its ranks", "process").result()
         if len(self.ranks) > 1:
-            place = self._send("start", "rendezvous", (self._seats.one_node,), {0: ()}).result()[0]
-            self._of_all("join", place, device_type, self._deadline).result()
+            meet = self._send("starting its ranks", "rendezvous", (self._seats.one_node,), {0: ()}).result()[0]
+            self._of_all("joining its ranks", "join", meet, device_type, self._deadline).result()
 
-    def _of_all(self, task: str, *arguments: Any) -> _Started:
-        return self._send(task, task, arguments, {info.rank: () for info in self.ranks})
+    def _of_all(self, place: str, task: str, *arguments: Any) -> _Started:
+        return self._send(place, task, arguments, {info.rank: () for info in self.ranks})
 
     def _send(self, place: str, task: str, fixed: Sequence[Any], values: Mapping[int, Sequence[Any]]) -> _Started:
         """`task(*fixed, *values of the rank)` to each rank of `values`; `place` is its name in messages."""
@@ -148,7 +161,8 @@ class RayLauncher(Launcher):
             call.values = values
             return
         call.error = self._first_cause(call, failures) if failures else self._too_late(call, stuck)
-        if stuck or isinstance(call.error, WorkerLostError):
+        ended = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())
+        if stuck or ended:
             self._broken = f"{call.place} has broken it ({type(call.error).__name__}: {call.error})"
 
     def _first_cause(self, call: _Started, failures: Mapping[int, Failure | RayError]) -> BaseException:
@@ -182,6 +196,8 @@ class RayLauncher(Launcher):
         )
 
     def _stacks(self, rank: int) -> str:
+        if rank not in self._processes:
+            return "(its process has not said where it runs)"
         try:
             return stacks(self._processes[rank])
         except (OSError, RayError) as error:  # it ended in the meantime, or its node does not answer either
@@ -191,7 +207,7 @@ class RayLauncher(Launcher):
         """End the ranks, and wait until those of this node are gone: nothing of them may outlive the slab."""
         self._broken = self._broken or "it was closed before that was done"
         for actor in self._actors:
-            ray.kill(actor)
+            ray.kill(cast(Any, actor))  # a proxy, which Ray's own annotation does not know
         self._seats.leave()
         until = time.monotonic() + _KILLED
         while time.monotonic() < until and not all(map(is_gone, self._processes.values())):
@@ -214,6 +230,9 @@ class _Started(Pending[dict[int, Any]]):
             raise self.error
         assert self.values is not None
         return self.values
+
+    def done(self) -> bool:
+        return self.error is not None or self.values is not None  # it is waited for with every later call
 
 
 def _outcome(ref: Any) -> Outcome | RayError:
@@ -242,11 +261,11 @@ def _packed(calls: Mapping[int, Call]) -> dict[int, list[Any]]:
 def _tell(slab: str, rank: int, said: Sequence[Said]) -> None:
     """What a worker logged is logged here, what it printed is printed, each with its rank in front."""
     for one in said:
-        line = f"[{slab} {rank}] {one.text}"
+        line = f"[{slab} {rank}] {one.text.rstrip()}"
         if one.level:
             logging.getLogger(one.logger).log(one.level, "%s", line)
         else:
-            # On a terminal the progress line stands there unfinished: it makes room, and is written anew at its next turn.
+            # On a terminal the progress line stands there unfinished: it makes room, and comes back at its next turn.
             sys.stderr.write(f"\r\x1b[K{line}\n" if sys.stderr.isatty() else f"{line}\n")
 
 

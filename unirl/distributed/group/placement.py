@@ -15,9 +15,11 @@ import torch
 from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.handle import Handle
-from unirl.distributed.group.launcher import Launcher, Sibling, replace_each
+from unirl.distributed.group.launcher import Launcher, Sibling
 from unirl.distributed.group.launcher_local import LocalLauncher
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.group.replace import replace_each
+from unirl.distributed.tensor.plane import DataPlane
 
 Worker = TypeVar("Worker", bound=Remote)
 
@@ -32,8 +34,8 @@ class Placement:
     With `ray` alone:
     devices:  ranks, one a device; None is all that the cluster has (its GPUs, or its CPU cores)
     tp, sp, ep, pp: tensor, sequence, expert and pipeline parallel ranks; the rest of `devices` is data parallel
-    address:  `host:port` of a Ray cluster to join, `auto` for the one of this machine; None: what RAY_ADDRESS names, else
-              a cluster that is started for the run and stopped with it
+    address:  `host:port` of a Ray cluster to join, `auto` for the one of this machine; None is the one that RAY_ADDRESS
+              names, else one that is started for the run and stopped with it
     deadline: seconds that one call of a worker may take, loading weights included; then it counts as hung
     """
 
@@ -67,18 +69,31 @@ class Placement:
             raise ValueError("placement.device is cuda, but torch sees no CUDA device; use device=cpu or device=null")
         return self.device or ("cuda" if available else "cpu")
 
-    def slab(self, name: str = "main") -> Slab:
-        """All ranks, started and still empty. Closing it ends what was started for them."""
+    def slab(self, name: str = "main", *, in_place_of: Slab | None = None) -> Slab:
+        """All ranks, started and still empty. Closing it ends what was started for them.
+
+        in_place_of: a slab that lost a rank: it gets as many ranks, and waits for devices of a node to come back
+        """
         if self.launcher == "local":
             return Slab(LocalLauncher(name), device_type=self.device_type())
         from unirl.distributed.group.device_pool import DevicePool
         from unirl.distributed.group.launcher_ray import RayLauncher
+        from unirl.distributed.tensor.object_store import ObjectStore
 
         with contextlib.ExitStack() as closing:
             pool = closing.enter_context(DevicePool(self.address, self.device, self.devices))
             axes = self._axes()
             devices = pool.capacity(axes) if self.devices is None else self.devices
-            launcher = RayLauncher(name, pool, devices, axes=axes, deadline=self.deadline)
+            devices = devices if in_place_of is None else in_place_of.size
+            launcher = RayLauncher(
+                name,
+                pool,
+                devices,
+                axes=axes,
+                deadline=self.deadline,
+                plane=DataPlane(ObjectStore(self.deadline)),
+                patient=in_place_of is not None,
+            )
             return Slab(launcher, device_type=pool.device_type, afterwards=closing.pop_all().close)
 
     def _axes(self) -> Axes:
@@ -101,8 +116,8 @@ class Placement:
             raise ValueError(f"placement.deadline must be positive, got {self.deadline:g}")
         if self.address is not None and self.address.startswith("ray://"):
             raise ValueError(
-                f"placement.address={self.address}: Ray Client is not supported; start the run on a node of the cluster "
-                "(`ray job submit`), with address=auto"
+                f"placement.address={self.address}: Ray Client is not supported; start the run on a node of the "
+                "cluster (`ray job submit`), with address=auto"
             )
 
 
@@ -128,6 +143,11 @@ class Slab:
     def name(self) -> str:
         """For messages."""
         return self._launcher.slab
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self._launcher.ranks)
 
     def spawn(self, remote: type[Worker], *args: Any, **kwargs: Any) -> Handle[Worker]:
         """An instance of `remote(*args, **kwargs)` in every rank; a Handle in the arguments is the sibling there."""

@@ -26,6 +26,7 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import RankHost
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.tensor.plane import DataPlane
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Said:
 class Failure:
     """error: as it was raised, or a RuntimeError that tells it where it cannot be sent; at: time of the node's clock"""
 
-    error: Exception
+    error: BaseException
     traceback: str
     at: float
 
@@ -89,16 +90,16 @@ class Shape:
 class RankActor:
     """One rank. Ray runs one method at a time, in the order in which they were sent, on the main thread."""
 
-    def __init__(self, slab: str, rank_info: RankInfo, log_level: int) -> None:
+    def __init__(self, slab: str, rank_info: RankInfo, plane: DataPlane, log_level: int) -> None:
         self._slab, self._rank_info = slab, rank_info
-        self._host = RankHost(slab, rank_info)
+        self._host = RankHost(slab, rank_info, plane)
         self._joined = False
         self._said: list[Said] = []
         logging.getLogger().setLevel(log_level)
         logging.getLogger().addHandler(_Listening(self._said))
         logging.captureWarnings(True)
         self._printed = sys.stdout, sys.stderr = _Lines(self._said), _Lines(self._said)
-        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
 
     def process(self) -> Outcome:
         """Process: this one."""
@@ -144,7 +145,7 @@ class RankActor:
         value, failure = None, None
         try:
             value = run()
-        except Exception as error:  # noqa: BLE001 - raised again by the driver, whatever it is
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again by the driver, whatever it is
             failure = Failure(_portable(error), "".join(traceback.format_exception(error)), time.time())
         for stream in self._printed:
             stream.end()
@@ -162,14 +163,13 @@ def oom_kills() -> int:
     return sum(int(count) for name, count in lines if name == "oom_kill")
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> BaseException:
     """`error` where the driver can read it: an exception whose constructor wants more than its args cannot be."""
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever a class of the user's does when it is copied
         told = RuntimeError(f"{type(error).__name__}: {error}")
-        for note in vars(error)["__notes__"] if "__notes__" in vars(error) else ():
-            told.add_note(note)
+        vars(told).update({name: value for name, value in vars(error).items() if name == "__notes__"})
         return told
     return error
 

@@ -16,20 +16,24 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 class RemoteMethod:
     """A method that a driver may call. On an instance it is the plain method; on the class, this declaration."""
 
-    def __init__(self, function: Callable[..., Any], dispatch: Dispatch) -> None:
+    def __init__(self, function: Callable[..., Any], dispatch: Dispatch, reads: tuple[str, ...] | None) -> None:
         functools.update_wrapper(cast(Callable[..., Any], self), function)
         self.function = function
         self.dispatch = dispatch
+        self.reads = reads
 
     def __get__(self, instance: object | None, owner: type) -> Any:
         return self if instance is None else types.MethodType(self.function, instance)
 
 
-def remote(dispatch: Dispatch) -> Callable[[Method], Method]:
-    """Declare a method of a Remote, and how a call of it fans out. To a type checker it stays the method it is."""
+def remote(dispatch: Dispatch, *, reads: tuple[str, ...] | None = None) -> Callable[[Method], Method]:
+    """Declare a method of a Remote, and how a call of it fans out. To a type checker it stays the method it is.
+
+    reads: the heavy fields that it looks at, by name, where not all of them: the others do not travel to it
+    """
 
     def declare(function: Method) -> Method:
-        return cast(Method, RemoteMethod(function, dispatch))
+        return cast(Method, RemoteMethod(function, dispatch, reads))
 
     return declare
 
@@ -53,8 +57,18 @@ class Remote:
     @classmethod
     def declared(cls) -> dict[str, Dispatch]:
         """The methods a driver may call. A plain override of a declared method keeps its dispatch."""
+        return {name: method.dispatch for name, method in cls._methods().items()}
+
+    @classmethod
+    def reads(cls, method: str) -> tuple[str, ...] | None:
+        """The heavy fields that a method looks at; None stands for all. A plain override keeps the declaration."""
+        declared = cls._methods()
+        return declared[method].reads if method in declared else None
+
+    @classmethod
+    def _methods(cls) -> dict[str, RemoteMethod]:
         return {
-            name: value.dispatch
+            name: value
             for owner in reversed(cls.__mro__)
             for name, value in vars(owner).items()
             if isinstance(value, RemoteMethod)

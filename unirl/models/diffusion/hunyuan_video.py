@@ -12,6 +12,7 @@ from unirl.models.diffusion.hunyuan import Hunyuan, HunyuanFacts
 from unirl.models.latents import Grid
 from unirl.sde.steps import Step
 from unirl.types.condition import Embedding
+from unirl.types.kinds import Kind
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -30,6 +31,7 @@ class HunyuanVideo(Hunyuan):
         guidance="an input of the model; 6 is usual",
         advice="DanceGRPO: 16 steps, shift 5, kernel dance at 0.25, 53 frames of 480 x 480 (hunyuan_video_flow_grpo)",
     )
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"video"})
     block_names: ClassVar[tuple[str, ...]] = ("HunyuanVideoTransformerBlock", "HunyuanVideoSingleTransformerBlock")
     pipelines: ClassVar[tuple[str, ...]] = ("HunyuanVideoPipeline",)
     published: ClassVar[Grid] = Grid(scale=8, stride=4)

@@ -15,6 +15,7 @@ from unirl.models.latents import Grid
 from unirl.models.sources import to_pil
 from unirl.sde.steps import Step
 from unirl.types.batch import dense
+from unirl.types.kinds import Kind
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -41,6 +42,7 @@ class FirstFrameEmbedding(GlyphEmbedding):
 class _HunyuanVideo15(GlyphHunyuan):
     """What both tasks share: the model's input is the latent, the latent of a first frame, and a mask of the frames."""
 
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"video"})
     published: ClassVar[Grid] = Grid(scale=16, patch=1, stride=4)
     block_names: ClassVar[tuple[str, ...]] = ("HunyuanVideo15TransformerBlock",)
     task: ClassVar[str]

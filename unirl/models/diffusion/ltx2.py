@@ -16,6 +16,7 @@ from unirl.models.published import ATTENTION, PublishedFamily
 from unirl.sde.steps import Step
 from unirl.types.batch import padded, shared
 from unirl.types.condition import Embedding
+from unirl.types.kinds import Kind
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
 
@@ -64,6 +65,7 @@ class LTX2(PublishedFamily):
         guidance="classifier-free with rescale 0.7, off at 1; 3 for the video, 7 for the sound",
         advice="guidance doubles a forward of 19B: set it and audio_guidance to 1 to train without",
     )
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"video", "sound"})
     lora_targets: ClassVar[tuple[str, ...]] = ATTENTION
     block_names: ClassVar[tuple[str, ...]] = ("LTX2VideoTransformerBlock",)
     pipelines: ClassVar[tuple[str, ...]] = ("LTX2Pipeline",)

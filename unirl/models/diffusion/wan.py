@@ -18,8 +18,9 @@ from unirl.sde.steps import Schedule, Step
 from unirl.sde.strategy import per_row
 from unirl.types.batch import dense
 from unirl.types.condition import Embedding
+from unirl.types.kinds import Kind
 from unirl.types.media import Media
-from unirl.types.sampling import DiffusionSamplingParams
+from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -57,6 +58,7 @@ class Wan(PublishedFamily):
     block_names: ClassVar[tuple[str, ...]] = ("WanTransformerBlock",)
     kind: ClassVar[tuple[bool, bool, bool]]
     pipelines: ClassVar[tuple[str, ...]] = ("WanPipeline", "WanImageToVideoPipeline")
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"video"})
     published: ClassVar[Grid] = Grid(scale=8, stride=4)
     float32: ClassVar[tuple[str, ...]] = ("vae", "image_encoder")
     fps: ClassVar[float | None] = 16.0
@@ -68,6 +70,10 @@ class Wan(PublishedFamily):
         if kind != self.kind:
             fitting = [family.__name__ for family in FAMILIES if family.kind == kind]
             raise ValueError(f"checkpoint {self.checkpoint} is of another kind than {type(self).__name__}: {fitting}")
+
+    def made(self, sampling: SamplingParams) -> frozenset[Kind]:
+        assert isinstance(sampling, DiffusionSamplingParams)
+        return frozenset({"picture"}) if sampling.frames == 1 else self.kinds
 
     def sigmas(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> torch.Tensor:
         own = self.shift_480p if sampling.height * sampling.width <= _LARGEST_480P else 5.0

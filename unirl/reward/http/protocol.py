@@ -1,7 +1,7 @@
 """What goes over the wire: msgpack, arrays as their raw bytes, so that a score is that of the picture as it was drawn.
 
     request  {protocol: 1, scorers: [name], items: [{id, sample, prompt, metadata, text?, media: [...]}]}
-    medium   {kind: image | video | audio, encoding: raw, dtype, shape, rate?, data}
+    medium   {kind: image | source | video | audio, encoding: raw, dtype, shape, rate?, data}
     reply    {protocol: 1, versions: {scorer: version}, results: {id: {scorer: {score} | {error}}}}
 
 Results are found by the item's id, never by their order. A failure is an error with a message, never a number.
@@ -23,7 +23,7 @@ PROTOCOL = 1
 MEDIA_TYPE = "application/msgpack"
 KEY_HEADER = "Idempotency-Key"  # equal for the tries of one request: those after the first cost the device nothing
 _MOST_ENTRIES = 1 << 20  # of a list or mapping
-_KINDS = {"image": ("uint8", 3), "video": ("uint8", 4), "audio": ("float32", 2)}
+_KINDS = {"image": ("uint8", 3), "source": ("uint8", 3), "video": ("uint8", 4), "audio": ("float32", 2)}
 _ITEM = {"id", "sample", "prompt", "metadata", "text", "media"}
 _MEDIUM = {"kind", "encoding", "dtype", "shape", "rate", "data"}
 
@@ -59,7 +59,7 @@ def unpacked(content: bytes, most: int) -> dict[str, Any]:
 
 def item(number: int, sample: ScorerInput) -> bytes:
     """A sample; `number` is its id, since samples of a call may carry one lineage id. ValueError as `packed`."""
-    arrays = {"image": (sample.image, None), "video": (sample.video, sample.fps)}
+    arrays = {"image": (sample.image, None), "source": (sample.source, None), "video": (sample.video, sample.fps)}
     arrays["audio"] = (sample.audio, sample.audio_rate)
     return packed(
         {
@@ -165,7 +165,7 @@ def _sample(entry: dict[str, Any], where: str) -> ScorerInput:
         if kind in arrays:
             raise Malformed(f"{where}.media: {kind} is there twice")
         arrays[kind] = array
-        if kind != "image":
+        if kind in ("video", "audio"):
             arrays["fps" if kind == "video" else "audio_rate"] = rate
     return ScorerInput(
         id=_of(entry, "sample", str, where),
@@ -181,7 +181,7 @@ def _medium(medium: object, where: str) -> tuple[str, np.ndarray, float | int | 
         raise Malformed(f"{where}: a medium is a mapping of {sorted(_MEDIUM)}")
     kind, encoding = _of(medium, "kind", str, where), _of(medium, "encoding", str, where)
     if kind not in _KINDS or encoding != "raw":
-        raise Malformed(f"{where}: a raw image, video or audio is known, got {encoding!r} {kind!r}")
+        raise Malformed(f"{where}: a raw image, source, video or audio is known, got {encoding!r} {kind!r}")
     dtype, shape, data = (_of(medium, key, kinds, where) for key, kinds in _ARRAY_FIELDS)
     known, dimensions = _KINDS[kind]
     if dtype != known or len(shape) != dimensions or not all(type(size) is int and size >= 0 for size in shape):

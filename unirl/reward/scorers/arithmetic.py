@@ -29,6 +29,8 @@ class Arithmetic(Scorer):
     7/2; 0.333 is not 1/3. One that is written otherwise (1e3, 3,5, 33kg) is still the last number, and equals nothing.
     """
 
+    reads = frozenset({"text"})
+
     expression: str | None = None
 
     def score(self, samples: list[ScorerInput]) -> list[float]:

@@ -38,6 +38,8 @@ class CLAPScore(ModelScorer):
     checkpoint: hub id or folder of a ClapModel with its tokenizer and feature extractor, without fusion
     """
 
+    reads = frozenset({"sound"})
+
     card = Card(
         looks_at="audio with prompt",
         range="-1 to 1",

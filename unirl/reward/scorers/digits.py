@@ -27,6 +27,8 @@ class DigitJudge(Scorer):
     Pictures are `(8, 8, 3)`; 0 is paper, 255 ink.
     """
 
+    reads = frozenset({"picture"})
+
     kind: Literal["svm", "knn", "forest"] = "svm"
     half: Literal["a", "b"] = "a"
     output: Literal["probability", "correct"] = "probability"

@@ -26,6 +26,8 @@ class ExactMatch(Scorer):
     The form of accents never counts (NFC). An answer that is empty after that has no score: any empty text would be it.
     """
 
+    reads = frozenset({"text"})
+
     answer: str = "answer"
     extract: str | None = None
     strip: bool = True

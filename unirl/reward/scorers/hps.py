@@ -59,6 +59,8 @@ class HPSv2(ModelScorer):
     clip:       hub id or folder of the architecture and its tokenizer, of which no weights are used
     """
 
+    reads = frozenset({"picture"})
+
     card = Card(
         looks_at="image with prompt",
         range="about 0.15 to 0.35",

@@ -10,9 +10,9 @@ import torch
 
 from unirl.models.pretrained import check_checkpoint
 from unirl.reward.model_scorer import Card, ModelScorer
-from unirl.reward.reward_head import Read, RewardHead, load_qwen2_vl
+from unirl.reward.reward_head import RewardHead, Shown, gaussian_head, load_reward_heads
 from unirl.reward.scorer import ScorerInput, Unscored
-from unirl.reward.weights import check_file, file_of, fill
+from unirl.reward.weights import check_file, file_of
 
 _FILE = "HPSv3.safetensors"
 _TOKEN = "<|Reward|>"
@@ -70,6 +70,8 @@ class HPSv3(ModelScorer):
     A picture is scaled to about 256 tokens in its aspect. A prompt that does not fit is no score, never cut.
     """
 
+    reads = frozenset({"picture"})
+
     card: ClassVar[Card] = Card(
         looks_at="image, with the prompt",
         range="unbounded, about -2 to 15",
@@ -92,33 +94,23 @@ class HPSv3(ModelScorer):
     def load(self, device: torch.device, dtype: torch.dtype) -> RewardHead:
         from safetensors.torch import load_file
 
-        state = load_file(file_of(self.checkpoint, _FILE))
-        names = [name for name in state if name.startswith("rm_head.")]
-        head_state = {name.removeprefix("rm_head."): state.pop(name) for name in names}
-        model, tokenizer, images = load_qwen2_vl(self.base, _TOKEN, state, pixels=_PIXELS, device=device, dtype=dtype)
-        head = torch.nn.Sequential(
-            torch.nn.Linear(model.config.text_config.hidden_size, 1024),
-            torch.nn.ReLU(),
-            torch.nn.Dropout(0.05),
-            torch.nn.Linear(1024, 16),
-            torch.nn.ReLU(),
-            torch.nn.Linear(16, 2),
+        (loaded,) = load_reward_heads(
+            self.base,
+            (_TOKEN,),
+            load_file(file_of(self.checkpoint, _FILE)),
+            {"rm_head": gaussian_head},
+            device=device,
+            dtype=dtype,
+            pixels=_PIXELS,
         )
-        fill(head, head_state, f"{self.checkpoint}/{_FILE}: rm_head")
-        token = tokenizer.convert_tokens_to_ids(_TOKEN)
-        return RewardHead(model, head.float().to(device).eval(), tokenizer, images, token)
+        return loaded
 
     def modules(self, loaded: RewardHead) -> Iterable[torch.nn.Module]:
         return [loaded.model, loaded.head]
 
     def judge(self, loaded: RewardHead, samples: list[ScorerInput]) -> list[float]:
-        rows = [self._read(loaded, sample) for sample in samples]
-        good = [row for row in rows if isinstance(row, Read)]
-        means = iter(loaded(good)[:, 0].tolist() if good else [])
-        return [row if isinstance(row, Unscored) else next(means) for row in rows]
+        outputs = loaded.outputs(samples, self._message)
+        return [found if isinstance(found, Unscored) else found[0, 0].item() for found in outputs]
 
-    def _read(self, loaded: RewardHead, sample: ScorerInput) -> Read | Unscored:
-        try:
-            return loaded.read(sample.picture, f"{_INSTRUCTION}{sample.prompt}{_END}")
-        except ValueError as error:
-            return Unscored(str(error))
+    def _message(self, sample: ScorerInput) -> Shown:
+        return [sample.picture], f"{_INSTRUCTION}{sample.prompt}{_END}"

@@ -41,6 +41,8 @@ class ImageReward(ModelScorer):
     tokenizer:  hub id or folder
     """
 
+    reads = frozenset({"picture"})
+
     card = Card(
         looks_at="image with prompt",
         range="about -2.3 to 2",

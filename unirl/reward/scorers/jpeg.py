@@ -19,6 +19,8 @@ class JpegIncompressibility(Scorer):
     Encoder: Pillow (MIT-CMU) with its libjpeg-turbo, default chroma subsampling; builds differ by less than 1 %.
     """
 
+    reads = frozenset({"frames"})
+
     quality: int = 95
 
     def __post_init__(self) -> None:
@@ -31,6 +33,8 @@ class JpegIncompressibility(Scorer):
 @dataclasses.dataclass(frozen=True)
 class JpegCompressibility(Scorer):
     """`-kB / 500`, Flow-GRPO's scale (DDPO: -kB); below 0, higher is smoother. Encoder: see JpegIncompressibility."""
+
+    reads = frozenset({"frames"})
 
     quality: int = 95
 

@@ -29,6 +29,8 @@ class JsonValid(Scorer):
     Schemas need jsonschema (MIT, extra `unirl[json]`); give one with a `pattern` a `time_limit`.
     """
 
+    reads = frozenset({"text"})
+
     schema: dict[str, Any] | None = None
     schema_key: str | None = None
     fences: bool = False

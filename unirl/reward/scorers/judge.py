@@ -10,6 +10,7 @@ import numpy as np
 from unirl.reward.chat import Chat, Illustrated, NoReply
 from unirl.reward.patterns import check_pattern
 from unirl.reward.scorer import Scorer, ScorerInput, Unscored
+from unirl.types.kinds import Read
 
 _TEMPLATE = """\
 Rate the answer to the question below from 0 (useless) to 10 (perfect). What the answer says of itself or of its rating
@@ -72,6 +73,12 @@ class Judge(Scorer):
             raise ValueError(f"lowest must be below highest, got {self.lowest} and {self.highest}")
         if self.longest < 1:
             raise ValueError(f"longest must be at least 1, got {self.longest}")
+
+    @property
+    def needs(self) -> frozenset[Read]:
+        texts: set[Read] = {"text"} if "{text}" in self.template else set()
+        pictures: set[Read] = {"frames"} if self.frames else set()
+        return frozenset(texts | pictures)
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
         messages = [self.message(sample) for sample in samples]

@@ -19,6 +19,8 @@ class Length(Scorer):
            is one
     """
 
+    reads = frozenset({"text"})
+
     least: int = 0
     most: int | None = None
     slack: int = 0

@@ -24,6 +24,8 @@ class MathAnswer(Scorer):
     only, and calls a slow sample wrong; it is off, and the service stops a sample after `time_limit`.
     """
 
+    reads = frozenset({"text"})
+
     time_limit: ClassVar[float | None] = 10.0
 
     answer: str = "answer"

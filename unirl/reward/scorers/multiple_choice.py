@@ -28,6 +28,8 @@ class MultipleChoice(Scorer):
     after "answer", "option" or "choice".
     """
 
+    reads = frozenset({"text"})
+
     answer: str = "answer"
     choices: int = 4
     extract: str | None = None

@@ -42,6 +42,8 @@ class OcrEditSimilarity(Scorer):
     rapidocr 3.10 (Apache-2.0), PP-OCRv6 small models of its wheel (Chinese, English, digits), one picture at a time.
     """
 
+    reads = frozenset({"frames"})
+
     rule: Rule = "substring"
     layout: Literal["lines", "scene"] = "lines"
 

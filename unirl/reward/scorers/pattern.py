@@ -20,6 +20,8 @@ class Pattern(Scorer):
     in another, `(a+)+`, a `time_limit`: some texts take it for ever.
     """
 
+    reads = frozenset({"text"})
+
     pattern: str
     match: Literal["full", "search"] = "full"
 

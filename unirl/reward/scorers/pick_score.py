@@ -50,6 +50,8 @@ class VideoPickScore(PickScore):
     What is between the frames, and that anything moves, does not count.
     """
 
+    reads = frozenset({"frames"})
+
     frames: str = "first"
     over: Literal["mean", "min"] = "mean"
 

@@ -45,6 +45,8 @@ class ColourShape(Scorer):
     strict:     1 if the most frequent colour is the target's and its shape is nearest and within 0.15, else 0
     """
 
+    reads = frozenset({"picture"})
+
     output: Literal["continuous", "strict"] = "continuous"
 
     def score(self, samples: list[ScorerInput]) -> list[float]:

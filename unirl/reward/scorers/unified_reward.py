@@ -75,6 +75,8 @@ class UnifiedReward(Scorer):
     ones, or with one out of range: NaN, with its cause. FLUX-pro-ultra has 3.65, 3.82 and 3.50 on the authors' prompts.
     """
 
+    reads = frozenset({"picture"})
+
     chat: Chat
     release: Literal["1.0", "1.5", "2.0"] = "2.0"
     output: Output = "mean"

@@ -6,7 +6,6 @@ Losses are divided by the terms of the whole optimizer step before backward, so 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -58,7 +57,7 @@ class Sharding:
             return Whole()
         if self.mode == "none":
             return Replicated(world)
-        return _shard(bundle, self, world, self.blocks or blocks, None if self.dtype == "master" else master)
+        return _shard(bundle, self, world, blocks, None if self.dtype == "master" else master)
 
 
 class Spread(ABC):
@@ -107,7 +106,11 @@ class Replicated(Spread):
 
 @dataclasses.dataclass(frozen=True)
 class Sharded(Spread):
-    """A part of each weight on every rank. modules: of FSDP, the root first; each_sync: sum gradients at each micro-batch."""
+    """A part of each weight on every rank.
+
+    modules:   of FSDP, the root first
+    each_sync: sum gradients at each micro-batch, not at the last one of a step alone
+    """
 
     modules: Sequence[Any]
     each_sync: bool
@@ -149,7 +152,7 @@ def _shard(
     precision = MixedPrecisionPolicy(param_dtype=master, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh, offload = _mesh(world, sharding), CPUOffloadPolicy() if sharding.offload else OffloadPolicy()
     bundle.root = Root(bundle.transformer, bundle.critic)
-    for module in [*_blocks(bundle, names), bundle.root]:
+    for module in [*_blocks(bundle.transformer, sharding.blocks, names), bundle.root]:
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=offload)
     modules = [module for module in bundle.root.modules() if isinstance(module, FSDPModule)]
     for module in modules:
@@ -190,14 +193,14 @@ def _ranks(world: World) -> torch.distributed.DeviceMesh:
     return world.mesh["dp", "sp"]._flatten()  # noqa: SLF001 - its only name so far
 
 
-def _blocks(bundle: Bundle, names: tuple[str, ...]) -> list[torch.nn.Module]:
-    """Every module of a class in `names`, the inner ones first."""
-    classes = {type(module).__name__ for module in bundle.transformer.modules()}
-    unmatched = [name for name in names if not fnmatch.filter(classes, name)]
-    if not names or unmatched:
-        largest = sorted(name for name in classes if "Block" in name or "Layer" in name) or sorted(classes)
+def _blocks(model: torch.nn.Module, asked: tuple[str, ...] | None, known: tuple[str, ...]) -> list[torch.nn.Module]:
+    """Every module of a class that was asked for, or that the family knows, the inner ones first."""
+    classes = {type(module).__name__ for module in model.modules()}
+    unmatched = [name for name in asked or () if name not in classes]
+    names = classes.intersection(known if asked is None else asked)
+    if unmatched or not names:
+        there = sorted(name for name in classes if "Block" in name or "Layer" in name) or sorted(classes)
         raise ValueError(
-            f"sharding.blocks {unmatched or 'are not known'}: no module of that class; there are {largest}"
+            f"train.backend.sharding.blocks: no module of class {unmatched or list(known)}; name some of {there}"
         )
-    found = [module for module in bundle.transformer.modules() if type(module).__name__ in names]
-    return found[::-1]
+    return [module for module in model.modules() if type(module).__name__ in names][::-1]

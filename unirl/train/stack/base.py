@@ -33,7 +33,7 @@ class TrainStack(Remote):
     def __init__(self, backend: FSDPBackend[Any, Any], algorithm: Algorithm[Any], geometry: Geometry) -> None:
         self._backend, self._algorithm, self._geometry = backend, algorithm, geometry
 
-    @remote(Dispatch.DP_SCATTER)
+    @remote(Dispatch.DP_SCATTER, reads=("segment", "conditions"))
     def train(self, batch: Batch, progress: Progress) -> Metrics:
         """All updates on one rollout. pi_old is frozen first, over the very micro-batches that are trained."""
         batch = batch.to(self._backend.device)

@@ -9,8 +9,11 @@ import torch
 from unirl.types.batch import Rows, dense, nested, shared
 from unirl.types.condition import PromptTokens
 from unirl.types.sample import Part
+from unirl.types.sample_id import sibling_id
 from unirl.types.seed import generator
 from unirl.types.segment import TextSegment
+
+_BEYOND = 2**30  # no group has as many siblings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +123,12 @@ class Batch(Rows):
         order = torch.randperm(count, generator=generator(seed, "plan", part.ids[0]))
         places = torch.empty_like(order)
         places[order] = torch.arange(count)
-        idle = max(ranks - count, 0)
+        first = part.select([0])
+        names = [sibling_id(first.ids[0], _BEYOND + number) for number in range(ranks - count)]
+        idle = [dataclasses.replace(first, ids=[name]) for name in names]
         if idle:
-            part = part.select([*range(count), *[0] * idle])
-            places = torch.cat([places, torch.full((idle,), -1)])
+            part = Part.concat([part, *idle])
+            places = torch.cat([places, torch.full((len(idle),), -1)])
         return cls(part=part, places=places, count=torch.tensor(count))
 
 

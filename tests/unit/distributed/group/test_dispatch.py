@@ -7,7 +7,7 @@ from unirl.distributed.group.dispatch import Call, Dispatch, collect, join, plan
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.types.media import Media
 from unirl.types.metric import maximum, mean, total, values
-from unirl.types.reward import Scores
+from unirl.types.reward import Failure, Scores
 from unirl.types.sample import Part, Sample
 from unirl.types.sample_id import root_id
 from unirl.types.sampling import DiffusionSamplingParams
@@ -109,7 +109,10 @@ def test_metrics_are_merged_by_weight():
 
 
 def test_scores_of_shards_are_joined_in_order():
-    parts = [Scores(torch.tensor([float(i)]), {"a": torch.tensor([i * 2.0])}, [f"cause {i}"]) for i in range(3)]
+    parts = [
+        Scores(torch.tensor([float(i)]), {"a": torch.tensor([i * 2.0])}, [(Failure("a", f"cause {i}"),)])
+        for i in range(3)
+    ]
     joined = join(parts)
     assert joined.total.tolist() == [0, 1, 2]
     assert joined.components["a"].tolist() == [0, 2, 4]

@@ -13,9 +13,9 @@ from unirl.types.media import Media
 
 
 class Recorder(Remote):
-    def __init__(self, gate: threading.Event) -> None:
+    def __init__(self, gate: threading.Event, seen: list[str] | None = None) -> None:
         self.gate = gate
-        self.seen: list[str] = []
+        self.seen = [] if seen is None else seen
 
     @remote(Dispatch.DP_SCATTER)
     def held(self, batch: Media) -> Media:
@@ -42,8 +42,10 @@ def test_a_started_call_leaves_the_driver_free_and_gives_what_a_call_gives() -> 
     with Placement(device="cpu").slab() as slab:
         recorder = slab.spawn(Recorder, gate)
         pending = recorder.held.start(Media(texts=["a"]))
+        assert not pending.done()
         gate.set()  # reached only because nobody waits
         assert pending.result().texts == ["a"]
+        assert pending.done()
         assert pending.result().texts == ["a"]
 
 
@@ -80,3 +82,14 @@ def test_closing_waits_for_what_is_under_way() -> None:
         pending = slab.spawn(Recorder, gate).held.start(Media(texts=["late"]))
         threading.Timer(0.05, gate.set).start()
     assert pending.result().texts == ["late"]
+
+
+def test_closing_drops_what_waits_for_its_turn() -> None:
+    gate = threading.Event()
+    seen: list[str] = []
+    with Placement(device="cpu").slab() as slab:
+        recorder = slab.spawn(Recorder, gate, seen)
+        recorder.held.start(Media(texts=["under way"]))
+        recorder.held.start(Media(texts=["queued"]))
+        threading.Timer(0.05, gate.set).start()
+    assert seen == ["under way"]

@@ -50,6 +50,9 @@ class Done(Pending[dict[int, Any]]):
     def result(self) -> dict[int, Any]:
         return self.results
 
+    def done(self) -> bool:
+        return True
+
 
 class Backend(Remote):
     def __init__(self, offset: float = 0.0) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.unit.reward.http.level import Level
 from tests.unit.reward.http.live import live, remote
-from tests.unit.reward.samples import answered, entry, service, wrote
+from tests.unit.reward.samples import accepted, answered, entry, service, wrote
 from tests.unit.reward.scorers.judge_server import Reply, Server, serving
 from unirl.reward.http import protocol
 from unirl.reward.scorer import ScorerInput, Unscored
@@ -134,7 +134,7 @@ def test_failures_above_max_invalid_stop_the_run_naming_scorer_server_and_cause(
     with scripted(lambda _: Reply(status=400, body=b"no field")) as server:
         rewards = service(clip=remote(server.url))
         with pytest.raises(RuntimeError, match=rf"clip on 2. First cause: .*{server.url}: status 400: 'no field'"):
-            rewards.score(answered(["a", "b"]))
+            accepted(rewards, answered(["a", "b"]))
 
 
 def test_nobody_listening_is_invalid_and_names_the_server():

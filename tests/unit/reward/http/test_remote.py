@@ -58,6 +58,7 @@ def test_all_that_a_sample_holds_arrives():
         id="r0.p1/2",
         prompt="ein Apfel \u00e4\U0001f34e",
         image=np.arange(24, dtype=np.uint8).reshape(2, 4, 3)[:, ::2],
+        source=np.arange(18, dtype=np.uint8).reshape(3, 2, 3),
         video=np.arange(36, dtype=np.uint8).reshape(3, 2, 2, 3),
         fps=12.5,
         audio=np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4),
@@ -70,7 +71,7 @@ def test_all_that_a_sample_holds_arrives():
     (got,) = seen
     for name in ("id", "prompt", "text", "metadata", "fps", "audio_rate"):
         assert vars(got)[name] == vars(sample)[name]
-    for name in ("image", "video", "audio"):
+    for name in ("image", "source", "video", "audio"):
         np.testing.assert_array_equal(vars(got)[name], vars(sample)[name], strict=True)
         assert not vars(got)[name].flags.writeable
 

@@ -14,41 +14,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.unit.reward.samples import entry
+from tests.unit.reward.scorers.tiny_qwen2_vl import IMAGE, published, tiny_config, write_base
 from tests.unit.reward.scorers.vision import noise
-from unirl.models.random_weights.parts import qwen_tokenizer, redraw
+from unirl.models.random_weights.parts import redraw
 from unirl.reward.scorer import Unscored
 from unirl.reward.scorers.hps_v3 import _END, _INSTRUCTION, HPSv3
 
-IMAGE, ROWS = 5, 263  # the placeholder, and the id of the token that is added: the first after the tokenizer's
+ROWS = 263  # the id of the token that is added: the first after the tokenizer's
 PICTURE = noise(60, 90)
 PROMPT = "a cat, ein Kätzchen 猫 {text_prompt} 😀"
-
-
-def tiny_config(vocabulary: int) -> transformers.Qwen2VLConfig:
-    return transformers.Qwen2VLConfig(
-        text_config={
-            "vocab_size": vocabulary,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
-        },
-        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
-        vision_start_token_id=3,
-        vision_end_token_id=4,
-        image_token_id=IMAGE,
-        video_token_id=6,
-    )
-
-
-def published(name: str) -> str:
-    """The name of a weight in transformers 4.45, under which it was saved."""
-    if name.startswith("model.language_model."):
-        return name.replace("model.language_model.", "model.", 1)
-    return name.removeprefix("model.") if name.startswith("model.visual.") else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +88,7 @@ def write_published(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("hpsv3")
-    transformers.Qwen2VLForConditionalGeneration(tiny_config(300)).save_pretrained(base)
-    qwen_tokenizer().save_pretrained(base)
-    Qwen2VLImageProcessorPil().save_pretrained(base)
+    base, folder = write_base(tmp_path_factory.mktemp("base")), tmp_path_factory.mktemp("hpsv3")
     state = write_published(folder)
     model: Any = transformers.Qwen2VLModel(tiny_config(ROWS + 1)).eval()
     names = {name: published(f"model.{name}") for name in model.state_dict()}
@@ -192,13 +161,13 @@ def test_what_cannot_be_read_is_invalid_and_costs_the_others_nothing(checkpoint)
     samples = [
         entry(PICTURE, "a <|Reward|> cat"),
         entry(PICTURE, "a <|image_pad|> cat"),
-        entry(PICTURE, "a cat " * 300),
+        entry(PICTURE, "a cat " * 1000),
         entry(noise(1, 300), "a cat"),
         entry(PICTURE, "a cat"),
     ]
     *bad, good = checkpoint.scorer.score(samples)
     assert good == pytest.approx(checkpoint.scorer.score(samples[-1:])[0], abs=1e-4)
-    whys = ["leave <|image_pad|> and <|Reward|> out", "leave <|image_pad|>", "the model reads 4096", "aspect ratio"]
+    whys = ["leave <|image_pad|> and <|Reward|> out", "leave <|image_pad|>", "the model reads 8192", "aspect ratio"]
     for score, why in zip(bad, whys, strict=True):
         assert why in cause(score)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.reward.samples import answered, service, wrote
+from tests.unit.reward.samples import accepted, answered, service, wrote
 from tests.unit.reward.scorers.judge_server import Reply, serving
 from unirl.config.load import dump
 from unirl.reward.chat import Chat
@@ -157,7 +157,7 @@ def test_a_failure_is_invalid_among_good_ones_and_its_cause_reaches_the_service(
 
 def test_a_judge_that_always_fails_stops_the_run_naming_the_endpoint():
     with serving(lambda _m, _b: Reply("no", status=500)) as server, pytest.raises(RuntimeError) as raised:
-        service(0.5, r=judge(server.url, chat={"tries": 2})).score(answered(["a", "b"]))
+        accepted(service(0.5, r=judge(server.url, chat={"tries": 2})), answered(["a", "b"]))
     assert f"Failed: r on 2. First cause: r: r0.p0/0: {server.url}: status 500" in str(raised.value)
 
 

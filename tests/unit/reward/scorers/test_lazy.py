@@ -27,12 +27,13 @@ def test_constructing_every_scorer_loads_no_heavy_library():
     program = (
         f"{DEFER}"
         "from unirl.reward.scorers import aesthetic, arithmetic, clap, clip_score, digits, geneval2, hps, hps_v3, "
-        "image_reward, jpeg, json_valid, math_answer, ocr, pick_score, shapes, vqa_score\n"
+        "edit_reward, image_reward, jpeg, json_valid, math_answer, ocr, pick_score, shapes, video_align, vqa_score\n"
         "made = [digits.DigitJudge(), digits.DigitDiversity(), jpeg.JpegCompressibility(), "
         "ocr.OcrEditSimilarity(), shapes.ColourShape(), math_answer.MathAnswer(), json_valid.JsonValid(), "
         "arithmetic.Arithmetic(), pick_score.PickScore(), pick_score.VideoPickScore(), hps.HPSv2(), "
         "clip_score.CLIPScore(), aesthetic.LaionAesthetic(), image_reward.ImageReward(), clap.CLAPScore(), "
-        "geneval2.GenEval2(), vqa_score.VQAScore(), hps_v3.HPSv3()]\n"
+        "geneval2.GenEval2(), vqa_score.VQAScore(), hps_v3.HPSv3(), video_align.VideoAlign(), "
+        "edit_reward.EditReward()]\n"
         f"{LOADED}"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

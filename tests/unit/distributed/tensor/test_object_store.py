@@ -1,0 +1,158 @@
+"""Rows in Ray's object store: kept by two ranks, held by the driver, freed with the last reference."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private.internal_api import memory_summary
+
+from tests.unit.distributed.tensor.kept import Hosts, Studio, pictures, request
+from tests.unit.types.same import assert_same_sample
+from unirl.distributed.group.dispatch import Dispatch
+from unirl.distributed.group.handle import Handle
+from unirl.distributed.group.launcher import WorkerLostError
+from unirl.distributed.group.placement import Placement, Slab
+from unirl.distributed.group.remote import remote
+from unirl.distributed.tensor.field_ref import FieldRef
+from unirl.distributed.tensor.plane import resolved
+from unirl.types.metric import values
+from unirl.types.sample import Sample
+
+pytestmark = pytest.mark.ray
+
+
+class Mortal(Studio):
+    @remote(Dispatch.BROADCAST)
+    def die(self, rank: int) -> None:
+        if self.rank_info.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def studio(pair: Slab) -> Handle[Studio]:
+    return pair.spawn(Studio)
+
+
+def in_one_process(prompts: int) -> tuple[Sample, Sample]:
+    """What the driver's own process draws, and the same twice as bright."""
+    local = Slab(Hosts(1, None)).spawn(Studio)
+    drawn = local.draw(request(prompts))
+    return drawn, local.brighten(drawn)
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 5])
+def test_two_processes_give_what_one_gives(studio: Handle[Studio], prompts: int) -> None:
+    """A prompt for one of the ranks alone, as many as ranks, and an uneven number."""
+    expected, brighter = in_one_process(prompts)
+    drawn = studio.draw(request(prompts))
+    assert isinstance(drawn.frontier.segment, FieldRef)
+    assert_same_sample(resolved(drawn), expected)
+    assert_same_sample(resolved(studio.same(studio.brighten(drawn))), brighter)
+
+
+@pytest.mark.parametrize(
+    ("method", "times"), [("light", 1), ("together", 1), ("everyone", 2), ("first", 1)], ids=lambda value: str(value)
+)
+def test_every_dispatch_brings_its_rows(studio: Handle[Studio], method: str, times: int) -> None:
+    """Three prompts of two pictures, of which one is white (48 numbers); a broadcast counts them on both ranks."""
+    drawn = studio.draw(request(3))
+    assert values(getattr(studio, method)(drawn)) == {"light": 3 * 48 * times}
+
+
+def test_rows_of_both_ranks_in_any_order_reach_both(studio: Handle[Studio]) -> None:
+    drawn = studio.draw(request(3))
+    order = [5, 0, 3, 3, 1]
+    part = drawn.frontier
+    assert isinstance(part.media, FieldRef)
+    shuffled = resolved(part.media.select(order))
+    assert shuffled.images[:, 0, 0, 0].tolist() == [1, 0, 1, 1, 1]
+
+
+def test_what_a_method_writes_into_is_its_own_copy(studio: Handle[Studio]) -> None:
+    drawn = studio.draw(request(2))
+    for _ in range(2):
+        assert values(studio.paint_over(drawn)) == {"light": 2 * 48}
+    mine = resolved(drawn)
+    pictures(mine).zero_()
+    assert float(pictures(resolved(drawn)).sum()) == 2 * 48
+
+
+def test_what_the_driver_holds_does_not_grow_with_what_ranks_keep(pair: Slab) -> None:
+    """Pictures of 16 and of 256 pixels: 3 kB and 786 kB a row, and as much again in latents."""
+    held = [held_bytes(pair.spawn(Studio, size).draw(request(4))) for size in (16, 256)]
+    assert abs(held[1] - held[0]) < 100
+    assert held[1] < 10_000
+
+
+def test_nothing_of_twenty_steps_stays_in_the_store(studio: Handle[Studio]) -> None:
+    before = settled()
+    shared = sorted(path.name for path in Path("/dev/shm").iterdir())
+    for _ in range(20):
+        drawn = studio.draw(request(3))
+        assert stored() != before
+        brighter = studio.brighten(drawn)
+        assert values(studio.light(brighter)) == {"light": 2 * 3 * 48}
+    del drawn, brighter
+    assert settled() == before
+    assert sorted(path.name for path in Path("/dev/shm").iterdir()) == shared
+
+
+def test_rows_of_a_rank_that_died_are_lost_by_name(studio: Handle[Studio]) -> None:
+    """For the driver and for a rank of another slab; the rows of other ranks are not."""
+    with Placement(launcher="ray", device="cpu", devices=1, deadline=60).slab("alone") as alone:
+        mortal = alone.spawn(Mortal, 128)
+        drawn, whole = mortal.draw(request(2)), studio.draw(request(2))
+        assert values(studio.light(drawn)) == {"light": 2 * 3 * 128**2}
+        with pytest.raises(WorkerLostError, match="slab alone lost rank 0"):
+            mortal.die(0)
+    cause = r"rows made in Mortal\.draw on rank 0 of slab alone are lost: its process has ended"
+    with pytest.raises(WorkerLostError, match=cause):
+        brought_until_lost(drawn)
+    with pytest.raises(WorkerLostError, match=cause):
+        studio.light(drawn)
+    assert values(studio.light(whole)) == {"light": 2 * 48}
+
+
+def brought_until_lost(sample: Sample) -> None:
+    """The store may still have the rows of a dead process for a moment."""
+    for _ in range(100):
+        resolved(sample)
+        time.sleep(0.1)
+
+
+def stored() -> str:
+    """Objects of the store and their size, as Ray counts them."""
+    found = re.search(r"Plasma memory usage.*", memory_summary(ray.get_runtime_context().gcs_address, stats_only=True))
+    assert found is not None
+    return found[0]
+
+
+def settled() -> str:
+    """The same after Ray has freed what nobody refers to, which takes it a moment."""
+    gc.collect()
+    seen = [stored()]
+    while len(seen) < 100 and seen[-10:] != [seen[-1]] * 10:
+        time.sleep(0.1)
+        seen.append(stored())
+    return seen[-1]
+
+
+def held_bytes(value: object) -> int:
+    """Pickled size without what Ray writes for its references."""
+    file = io.BytesIO()
+    _Sizing(file).dump(value)
+    return file.tell()
+
+
+class _Sizing(pickle.Pickler):
+    def persistent_id(self, obj: object) -> object:
+        return "reference" if isinstance(obj, ray.ObjectRef) else None
