@@ -1,21 +1,34 @@
-"""One run with the model on one rank, and with the model over several: the same weights, gradients and figures."""
+"""One run with a model on one rank, and with it split over several: the same weights, gradients and figures."""
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.byte_language import write_checkpoint
+from tests.driven import other_rank
 from tests.numerics.test_ranks import Run, same, trained
 from tests.ranks import RankPool
+from tests.tiny_policy import SAMPLING
+from unirl.algorithms.diffusion_nft import DiffusionNFT
+from unirl.algorithms.flow_grpo import FlowGRPO
 from unirl.algorithms.grpo import GRPO
 from unirl.algorithms.ppo import PPO
 from unirl.distributed.group.rank_info import RankInfo
+from unirl.models.diffusion.flux1 import FLUX1
+from unirl.models.language.causal_lm import CausalLM
+from unirl.models.random_weights.flux1 import write
 from unirl.models.tiny_language import TinyLM
 from unirl.train.backend.sharding import Sharding
+from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
-from unirl.train.stack.planner import TokenGeometry
+from unirl.train.stack.planner import DiffusionGeometry, TokenGeometry
 
+# Thirteen tokens: no number of ranks here divides the vocabulary.
 LM = TinyLM(layers=1, width=32, heads=4, characters="0123456789ab", context=32)
 BUDGET = TokenGeometry(num_updates_per_batch=3, token_budget=14)
 TEXTS = {
@@ -23,14 +36,70 @@ TEXTS = {
     "GRPO, all weights": Run("text", GRPO(kl_coef=0.1), BUDGET, {"gradient_checkpointing": True}, LM),
     "PPO, all weights": Run("text", PPO(), TokenGeometry(micro_batch_size=2), {"critic": True}, LM),
 }
+PICTURES = {
+    "FlowGRPO, all weights": Run(
+        "picture",
+        FlowGRPO(kl_coef=0.1),
+        DiffusionGeometry(num_updates_per_batch=3, micro_batch_size=2),
+        {"gradient_checkpointing": True},
+    ),
+    "NFT, LoRA, EMA": Run(
+        "picture",
+        DiffusionNFT(),
+        DiffusionGeometry(micro_batch_size=2),
+        {"lora": LoRA(rank=2, alpha=4), "ema": EMA(decay=0.5, warmup="constant", unit="rollout")},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return {name: trained(RankInfo(0, 1), run, Sharding()) for name, run in TEXTS.items()}
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("flux")
+    family = FLUX1(checkpoint=str(write(folder / "model", guidance=False)))
+    sampling = dataclasses.replace(SAMPLING, height=32, width=32)
+    return TEXTS | {
+        name: dataclasses.replace(run, family=family, sampling=sampling) for name, run in PICTURES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(runs: dict[str, Run]) -> dict[str, Any]:
+    return {name: trained(RankInfo(0, 1), run, Sharding()) for name, run in runs.items()}
 
 
 @pytest.mark.parametrize("mode", ["full", "none"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_two_tensor_parallel_ranks(name: str, mode: Any, alone: dict[str, Any], ranks: RankPool) -> None:
+def test_tensor_parallel_ranks_train_what_one_does(
+    name: str, mode: Any, alone: dict[str, Any], ranks: RankPool
+) -> None:
     same(ranks(2, trained, TEXTS[name], Sharding(mode=mode), tp=2), alone[name])
+
+
+@pytest.mark.parametrize("mode", ["full", "none"])
+@pytest.mark.parametrize("name", PICTURES)
+def test_sequence_parallel_ranks_train_what_one_does(
+    name: str, mode: Any, runs: dict[str, Run], alone: dict[str, Any], ranks: RankPool
+) -> None:
+    same(ranks(2, trained, runs[name], Sharding(mode=mode), sp=2), alone[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", [Sharding(), Sharding(mode="none"), Sharding(sync="each")])
+@pytest.mark.parametrize("name", [*TEXTS, *PICTURES])
+def test_data_parallel_copies_of_a_split_model_train_what_one_rank_does(
+    name: str, sharding: Sharding, runs: dict[str, Run], alone: dict[str, Any], ranks: RankPool
+) -> None:
+    axes = {"tp": 2} if name in TEXTS else {"sp": 2}
+    same(ranks(4, trained, runs[name], sharding, dp=2, **axes), alone[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"ep": 2}, {"tp": 2}, {"dp": 2, "ep": 2}, {"dp": 2, "tp": 2}], ids=str)
+def test_ranks_share_the_experts_of_a_mixture(axes: dict[str, int], tmp_path: Path, ranks: RankPool) -> None:
+    """Every weight is trained; a router that saw only the experts of its rank would train differently."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    checkpoint = write_checkpoint(tmp_path / "model", template=None, model="Qwen3Moe", num_hidden_layers=1, initializer_range=0.1, **sizes)
+    run = Run("text", GRPO(kl_coef=0.1), BUDGET, {}, CausalLM(str(checkpoint), template="plain"))
+    one = trained(RankInfo(0, 1), run, Sharding())
+    count = 2 * axes.get("dp", 1)
+    same(ranks(count, trained, run, Sharding(), **axes), one)

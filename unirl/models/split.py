@@ -46,6 +46,8 @@ def over_sequence(transformer: torch.nn.Module, mesh: torch.distributed.DeviceMe
         parallel.setup(mesh.get_local_rank(), size, next(model.parameters()).device, mesh=grid)
         for processor in model.attn_processors.values():
             processor._parallel_config = parallel  # noqa: SLF001 - where the library's attention looks
+        if "encoder_hidden_states_mask" in inspect.signature(model.forward).parameters:
+            _pad_texts(model, size)
         for name, inputs in model._cp_plan.items():  # noqa: SLF001 - the library's name of its plan
             if isinstance(inputs, dict):
                 _refuse_uneven(_named(model, name), inputs, size)
@@ -69,6 +71,20 @@ def _named(model: torch.nn.Module, name: str) -> list[torch.nn.Module]:
     """The modules of a name of a plan, in which * is any number."""
     pattern = re.compile(re.escape(name).replace(r"\*", r"\d+"))
     return [module for own, module in model.named_modules() if pattern.fullmatch(own)]
+
+
+def _pad_texts(model: torch.nn.Module, size: int) -> None:
+    """Masked tokens behind the texts, until their number divides: prompts have any length."""
+
+    def pad(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tokens, mask = kwargs["encoder_hidden_states"], kwargs["encoder_hidden_states_mask"]
+        more = -tokens.shape[1] % size
+        return args, kwargs | {
+            "encoder_hidden_states": torch.nn.functional.pad(tokens, (0, 0, 0, more)),
+            "encoder_hidden_states_mask": torch.nn.functional.pad(mask, (0, more)),
+        }
+
+    model.register_forward_pre_hook(pad, with_kwargs=True)
 
 
 def _refuse_uneven(modules: list[torch.nn.Module], inputs: Mapping[str | int, ContextParallelInput], size: int) -> None:

@@ -20,9 +20,9 @@ def refusal(config: Any, axis: str, size: int) -> str | None:
     plans = {"tp": config.base_model_tp_plan, "ep": config.base_model_ep_plan}
     if not plans.get(axis):
         return "transformers ships no such plan for it"
-    counts = ("num_attention_heads", "num_key_value_heads") if axis == "tp" else ("num_experts",)
-    odd = {name: config.to_dict()[name] for name in counts if config.to_dict()[name] % size}
-    return f"{size} does not divide {odd}" if odd else None
+    heads = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
+    odd = {name: count for name, count in heads.items() if count % size}
+    return f"{size} does not divide its heads, {odd}" if axis == "tp" and odd else None
 
 
 def split(bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:
