@@ -8,21 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.byte_language import write_checkpoint
-from tests.driven import other_rank
+from tests.driven import driven, other_rank
 from tests.numerics.test_ranks import Run, same, trained
 from tests.ranks import RankPool
-from tests.tiny_policy import SAMPLING
+from tests.tiny_policy import SAMPLING, context
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_grpo import FlowGRPO
+from unirl.algorithms.flow_sft import FlowSFT
 from unirl.algorithms.grpo import GRPO
 from unirl.algorithms.ppo import PPO
+from unirl.data.records import Records, RecordSampler
+from unirl.distributed.group.dispatch import Call, Dispatch, plan
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.models.diffusion.flux1 import FLUX1
 from unirl.models.language.causal_lm import CausalLM
 from unirl.models.random_weights.flux1 import write
 from unirl.models.tiny_language import TinyLM
+from unirl.rollout.supervised import SupervisedEncoder
 from unirl.train.backend.sharding import Sharding
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
@@ -36,6 +41,7 @@ TEXTS = {
     "GRPO, all weights": Run("text", GRPO(kl_coef=0.1), BUDGET, {"gradient_checkpointing": True}, LM),
     "PPO, all weights": Run("text", PPO(), TokenGeometry(micro_batch_size=2), {"critic": True}, LM),
 }
+RECORDS = Records(torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)), ["one", "two"] * 4)
 PICTURES = {
     "FlowGRPO, all weights": Run(
         "picture",
@@ -81,6 +87,53 @@ def test_sequence_parallel_ranks_train_what_one_does(
     name: str, mode: Any, runs: dict[str, Run], alone: dict[str, Any], ranks: RankPool
 ) -> None:
     same(ranks(2, trained, runs[name], Sharding(mode=mode), sp=2), alone[name])
+
+
+def exported(info: RankInfo, run: Run, sharding: Sharding, folder: Path) -> None:
+    run.backend(info, sharding).export(folder, weights="live")
+
+
+@pytest.mark.parametrize("mode", ["full", "none"])
+@pytest.mark.parametrize("name", ["GRPO, LoRA", "GRPO, all weights"])
+def test_a_split_model_is_exported_whole(name: str, mode: Any, tmp_path: Path, ranks: RankPool) -> None:
+    exported(RankInfo(0, 1), TEXTS[name], Sharding(), tmp_path / "one")
+    ranks(2, exported, TEXTS[name], Sharding(mode=mode), tmp_path / "two", tp=2)
+    files = [file.name for file in (tmp_path / "one").glob("*.safetensors")]
+    assert files
+    for file in files:
+        one, two = load_file(tmp_path / "one" / file), load_file(tmp_path / "two" / file)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+Draws = tuple[torch.Tensor, ...]
+
+
+def draws(info: RankInfo, run: Run) -> list[Draws]:
+    """Noise levels, noise and losses of the forward process in two steps, and what the process draws by itself."""
+    backend, algorithm = run.backend(info, Sharding()), FlowSFT(seed=1)
+    encoder = SupervisedEncoder.on_rank(info, backend, run.sampling)
+    ranks = [other_rank(info, rank) for rank in range(info.world_size)]
+    found = []
+    for step in range(2):
+        part = driven(encoder, "encode", RecordSampler(RECORDS, 8, seed=0).draw(step))
+        own = plan(Dispatch.DP_SCATTER, Call((part,), {}), ranks)[info.rank].args[0]
+        losses = algorithm.loss(context(backend), own, slice(0, 1), None).losses.detach()
+        found.append((*algorithm._draws(own.ids, own.segment.latents), losses, torch.rand(4)))
+    return found
+
+
+@pytest.mark.slow
+def test_the_draws_of_training_differ_between_data_parallel_ranks_and_not_within_one(
+    runs: dict[str, Run], ranks: RankPool
+) -> None:
+    first, beside, other, last = ranks(4, draws, runs["NFT, LoRA, EMA"], dp=2, sp=2)
+    for mine, same_rows, other_rows, same_other_rows in zip(first, beside, other, last, strict=True):
+        assert all(map(torch.equal, mine, same_rows))
+        assert all(map(torch.equal, other_rows, same_other_rows))
+        assert not any(map(torch.equal, mine, other_rows))
+    for steps in (first, other):
+        assert not any(map(torch.equal, *steps))
 
 
 @pytest.mark.slow

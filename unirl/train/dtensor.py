@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -32,3 +33,24 @@ def by_mesh(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
     for tensor in tensors:
         groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
     return list(groups.values())
+
+
+@contextmanager
+def all_whole(module: torch.nn.Module) -> Iterator[None]:
+    """The parameters of `module` as they would be on one rank, on each of the ranks, all of which must enter.
+
+    For what looks at a module from outside, such as its `state_dict`: its forward is not to be used.
+    """
+    there = [(owner, *named) for owner in module.modules() for named in owner.named_parameters(recurse=False)]
+    # One for each parameter, not for each name: what is tied stays so.
+    wholes = {
+        id(parameter): torch.nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
+        for _, _, parameter in there
+    }
+    try:
+        for owner, name, parameter in there:
+            owner.register_parameter(name, wholes[id(parameter)])
+        yield
+    finally:
+        for owner, name, parameter in there:
+            owner.register_parameter(name, parameter)

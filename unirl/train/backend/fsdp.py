@@ -21,7 +21,7 @@ from unirl.models.base import Family
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
 from unirl.train.backend.gradients import clipped
 from unirl.train.backend.parallel import Split, refuse_axes
-from unirl.train.dtensor import by_mesh
+from unirl.train.dtensor import all_whole, by_mesh
 from unirl.train.ema import Shadow
 from unirl.train.lora import inject, switched_off
 from unirl.train.rng import rng_state, seed_rngs, set_rng_state
@@ -49,8 +49,8 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
         seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
-        self.world = World.of(self.rank_info, device.type)
         refuse_axes(family, self.rank_info, device.type)
+        self.world = World.of(self.rank_info, device.type)
         _refuse_uneven(family, config, self.world)
         dtype = _compute_dtype(config.compute_dtype, device)
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.
@@ -181,7 +181,8 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         """Write what the ecosystem loads: the family's own folder, or a PEFT adapter where LoRA is trained."""
         from unirl.train.export import write_export
 
-        with self.ema() if weights == "ema" else nullcontext(), self.gathered(), self.split.whole(self.stage.bundle):
+        self.spread.settle()
+        with self.ema() if weights == "ema" else nullcontext(), all_whole(self.stage.bundle.transformer):
             if self.rank_info.rank == 0:
                 write_export(self.stage, self._config.lora, folder)
 

@@ -6,8 +6,7 @@ Its ranks have the same rows and do the same forwards; beside them, copies are d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 
@@ -15,7 +14,6 @@ from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.world import World
 from unirl.models.base import Bundle, Family
 from unirl.train.backend.gradients import add_up
-from unirl.train.dtensor import whole
 
 _AXES = ("tp", "sp", "ep", "pp")
 
@@ -31,7 +29,7 @@ class Split:
     @classmethod
     def of(cls, family: Family, bundle: Bundle, world: World) -> Split:
         """Split the model of `bundle`, before its weights are spread and an optimizer sees them."""
-        for axis in _sizes(world.rank_info):
+        for axis in _sizes(world.rank_info):  # one at most: `refuse_axes` comes first
             assert world.mesh is not None
             return cls(world, axis, family.split(bundle, axis, world.mesh[axis]))
         return cls(world)
@@ -42,23 +40,6 @@ class Split:
             assert self.world.mesh is not None
             own = [parameters[name].grad for name in sorted(self.partial)]
             add_up([gradient for gradient in own if gradient is not None], self.world.mesh.get_group(self.axis))
-
-    @contextmanager
-    def whole(self, bundle: Bundle) -> Iterator[None]:
-        """Parameters as they were before the split, for the duration of a `with` block; all ranks must enter it."""
-        split = [
-            (module, name, parameter)
-            for module in bundle.transformer.modules()
-            for name, parameter in module.named_parameters(recurse=False)
-            if self.axis is not None
-        ]
-        for module, name, parameter in split:
-            module._parameters[name] = torch.nn.Parameter(whole(parameter.detach()), parameter.requires_grad)  # noqa: SLF001
-        try:
-            yield
-        finally:
-            for module, name, parameter in split:
-                module._parameters[name] = parameter  # noqa: SLF001
 
 
 def refuse_axes(family: Family, info: RankInfo, device_type: str) -> None:
