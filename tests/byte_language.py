@@ -59,7 +59,7 @@ def tokenizer(template: str | None = TEMPLATE, *, begin: bool = True, end: str =
     return PreTrainedTokenizerFast(tokenizer_object=bytes_, chat_template=template, **named)
 
 
-def write_checkpoint(  # noqa: PLR0913 - settings are those of a config
+def write_checkpoint(
     folder: Path,
     template: str | None = TEMPLATE,
     *,

@@ -24,8 +24,10 @@ from unirl.data.records import Records, RecordSampler
 from unirl.distributed.group.dispatch import Call, Dispatch, plan
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.models.diffusion.flux1 import FLUX1
+from unirl.models.diffusion.qwen_image import QwenImage
 from unirl.models.language.causal_lm import CausalLM
 from unirl.models.random_weights.flux1 import write
+from unirl.models.random_weights.qwen_image import write as write_qwen_image
 from unirl.models.tiny_language import TinyLM
 from unirl.rollout.supervised import SupervisedEncoder
 from unirl.train.backend.sharding import Sharding
@@ -57,15 +59,15 @@ PICTURES = {
     ),
 }
 
+MODES = ["full", pytest.param("none", marks=pytest.mark.slow)]
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("flux")
     family = FLUX1(checkpoint=str(write(folder / "model", guidance=False)))
     sampling = dataclasses.replace(SAMPLING, height=32, width=32)
-    return TEXTS | {
-        name: dataclasses.replace(run, family=family, sampling=sampling) for name, run in PICTURES.items()
-    }
+    return TEXTS | {name: dataclasses.replace(run, family=family, sampling=sampling) for name, run in PICTURES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def alone(runs: dict[str, Run]) -> dict[str, Any]:
     return {name: trained(RankInfo(0, 1), run, Sharding()) for name, run in runs.items()}
 
 
-@pytest.mark.parametrize("mode", ["full", "none"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", TEXTS)
 def test_tensor_parallel_ranks_train_what_one_does(
     name: str, mode: Any, alone: dict[str, Any], ranks: RankPool
@@ -81,7 +83,7 @@ def test_tensor_parallel_ranks_train_what_one_does(
     same(ranks(2, trained, TEXTS[name], Sharding(mode=mode), tp=2), alone[name])
 
 
-@pytest.mark.parametrize("mode", ["full", "none"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PICTURES)
 def test_sequence_parallel_ranks_train_what_one_does(
     name: str, mode: Any, runs: dict[str, Run], alone: dict[str, Any], ranks: RankPool
@@ -93,7 +95,7 @@ def exported(info: RankInfo, run: Run, sharding: Sharding, folder: Path) -> None
     run.backend(info, sharding).export(folder, weights="live")
 
 
-@pytest.mark.parametrize("mode", ["full", "none"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["GRPO, LoRA", "GRPO, all weights"])
 def test_a_split_model_is_exported_whole(name: str, mode: Any, tmp_path: Path, ranks: RankPool) -> None:
     exported(RankInfo(0, 1), TEXTS[name], Sharding(), tmp_path / "one")
@@ -150,9 +152,31 @@ def test_data_parallel_copies_of_a_split_model_train_what_one_rank_does(
 @pytest.mark.parametrize("axes", [{"ep": 2}, {"tp": 2}, {"dp": 2, "ep": 2}, {"dp": 2, "tp": 2}], ids=str)
 def test_ranks_share_the_experts_of_a_mixture(axes: dict[str, int], tmp_path: Path, ranks: RankPool) -> None:
     """Every weight is trained; a router that saw only the experts of its rank would train differently."""
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-    checkpoint = write_checkpoint(tmp_path / "model", template=None, model="Qwen3Moe", num_hidden_layers=1, initializer_range=0.1, **sizes)
+    sizes: dict[str, float] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    checkpoint = write_checkpoint(
+        tmp_path / "model", template=None, model="Qwen3Moe", num_hidden_layers=1, initializer_range=0.1, **sizes
+    )
     run = Run("text", GRPO(kl_coef=0.1), BUDGET, {}, CausalLM(str(checkpoint), template="plain"))
     one = trained(RankInfo(0, 1), run, Sharding())
     count = 2 * axes.get("dp", 1)
     same(ranks(count, trained, run, Sharding(), **axes), one)
+
+
+def trained_on_cpus(info: RankInfo, run: Run, sharding: Sharding) -> Any:
+    """diffusers keeps its tensor parallel plans to accelerators, and they need none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diffusers.hooks.tensor_parallel._SUPPORTED_TP_DEVICES", ("cpu",))
+        return trained(info, run, sharding)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("name", PICTURES)
+def test_tensor_parallel_ranks_of_diffusers_train_what_one_does(
+    name: str, axes: dict[str, int], tmp_path: Path, ranks: RankPool
+) -> None:
+    family = QwenImage(checkpoint=str(write_qwen_image(tmp_path / "model")))
+    sampling = dataclasses.replace(SAMPLING, height=32, width=32)
+    run = dataclasses.replace(PICTURES[name], family=family, sampling=sampling)
+    one = trained(RankInfo(0, 1), run, Sharding())
+    same(ranks(2 * axes.get("dp", 1), trained_on_cpus, run, Sharding(), **axes), one)

@@ -105,7 +105,7 @@ class Facts:
     licence:          of the weights; gated: the hub asks for consent first
     guidance:         of a diffusion model, which form in a few words
     needs:            packages beside ours that the family cannot do without
-    context_parallel, tensor_parallel: whether the library ships a plan
+    context_parallel, tensor_parallel: whether the library ships a plan that training can use
     advice:           recommended RL settings, or what to know
     """
 
@@ -272,9 +272,8 @@ class DiffusionFamily(Family):
 
     def split(self, bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:
         if axis == "tp":
-            split.over_tensors(bundle.transformer, mesh)
-        else:
-            split.over_sequence(bundle.transformer, mesh)
+            return split.over_tensors(bundle, mesh)
+        split.over_sequence(bundle.transformer, mesh)
         return frozenset()
 
     @abstractmethod

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unirl.models.base import Bundle
+from unirl.models.split import with_adapters
 
-# Which half of an adapter is split as its layer is; the other half is small and stays whole on every rank.
-_ADAPTER_HALF = {"colwise": "lora_B", "colwise_gather_output": "lora_B", "rowwise": "lora_A"}
+if TYPE_CHECKING:
+    from unirl.models.base import Bundle
+
 # Of norms between split layers. The library adds up what has been accumulated so far at every backward, so that with
 # several micro-batches to a step the earlier ones would count again: they are left whole here, and added up once.
 _PARTIAL = "replicated_with_grad_allreduce"
@@ -41,28 +42,12 @@ def split(bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> froz
         apply_expert_parallelism(model, mesh, mesh, styles, ep_implementation="all_reduce")
     if tied:
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    return frozenset(name for name, parameter in bundle.trained.named_parameters() if parameter.requires_grad) & partial
+    return frozenset(bundle.trainable) & partial
 
 
 def _styles(model: Any, plan: dict[str, str]) -> dict[str, str]:
-    """The style of each parameter and module that `plan` names; of an adapted layer, that of the layer below it."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
-
-    adapted = {
-        replace_layer_number_by_wildcard(name)
-        for name, module in model.named_modules()
-        if isinstance(module, BaseTunerLayer)
-    }
-    rules = dict(plan)
-    for rule in adapted & plan.keys():
-        style = rules.pop(rule)
-        if style not in _ADAPTER_HALF:
-            raise ValueError(
-                f"LoRA cannot wrap {rule}, which the library splits as {style}: leave it out of the targets"
-            )
-        rules |= {f"{rule}.base_layer": style, f"{rule}.{_ADAPTER_HALF[style]}.default": style}
-    styles: dict[str, str] = model._expand_parallel_plan(rules)  # noqa: SLF001 - as from_pretrained expands it
+    """The style of each parameter and module that `plan` names."""
+    styles: dict[str, str] = model._expand_parallel_plan(with_adapters(model, plan))  # noqa: SLF001 - as it is loaded
     # A tied head has its weight from the embedding.
     there = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     return {name: style for name, style in styles.items() if name in there}
