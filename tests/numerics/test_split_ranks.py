@@ -152,7 +152,7 @@ def test_data_parallel_copies_of_a_split_model_train_what_one_rank_does(
 @pytest.mark.parametrize("axes", [{"ep": 2}, {"tp": 2}, {"dp": 2, "ep": 2}, {"dp": 2, "tp": 2}], ids=str)
 def test_ranks_share_the_experts_of_a_mixture(axes: dict[str, int], tmp_path: Path, ranks: RankPool) -> None:
     """Every weight is trained; a router that saw only the experts of its rank would train differently."""
-    sizes: dict[str, float] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    sizes: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
     checkpoint = write_checkpoint(
         tmp_path / "model", template=None, model="Qwen3Moe", num_hidden_layers=1, initializer_range=0.1, **sizes
     )

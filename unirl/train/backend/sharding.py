@@ -56,7 +56,7 @@ class Sharding:
         if world.mesh is None:
             return Whole()
         if self.mode == "none":
-            return Replicated(world)
+            return Replicated(world, _ranks(world))
         return _shard(bundle, self, world, blocks, None if self.dtype == "master" else master)
 
 
@@ -90,18 +90,18 @@ class Whole(Spread):
 
 @dataclasses.dataclass(frozen=True)
 class Replicated(Spread):
-    """A copy on every rank. A parameter without a gradient on all ranks has none afterwards."""
+    """A copy on every rank of `ranks`. A parameter without a gradient on all ranks has none afterwards."""
 
     world: World
+    ranks: torch.distributed.DeviceMesh
 
     def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        assert self.world.mesh is not None
         used = self.world.total([float(parameter.grad is not None) for parameter in parameters.values()])
         some = [parameter for parameter, count in zip(parameters.values(), used, strict=True) if count]
         for parameter in some:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        add_up([parameter.grad for parameter in some if parameter.grad is not None], _ranks(self.world).get_group())
+        add_up([parameter.grad for parameter in some if parameter.grad is not None], self.ranks.get_group())
 
 
 @dataclasses.dataclass(frozen=True)
