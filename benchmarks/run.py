@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import multiprocessing
 import tempfile
 from pathlib import Path
@@ -15,7 +16,9 @@ from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
 from benchmarks.reward_wire import measure_wire, served
 from benchmarks.scored_rollout import measure_overlap
+from benchmarks.scorer_speed import scorer_speeds
 from benchmarks.shared_questions import shared_questions
+from benchmarks.transports import measure_transport
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
 from unirl.models.tiny_language import TinyLM
@@ -36,6 +39,8 @@ def main() -> None:
         language(Path(folder))
         scores(Path(folder))
     rewards()
+    transports()
+    scorers()
     questions()
 
 
@@ -93,6 +98,28 @@ def rewards() -> None:
             cost = measure_wire(url, size, count)
             name = f"{count} of {size} x {size}"
             print(f"{name:<24} {cost.local:8.2f} {cost.remote:8.2f} {cost.remote - cost.local:11.2f}", flush=True)
+
+
+def transports() -> None:
+    """Rows between two ranks on this machine."""
+    print("\nSeconds for 256 MiB in rows of 1 MiB between two ranks, for a memcpy of them, and for an empty call")
+    print(f"{'':<14} {'kept':>8} {'fetched':>8} {'by driver':>10} {'memcpy':>8} {'call':>8}")
+    names: tuple[Literal["object_store", "direct"], ...] = ("object_store", "direct")
+    for name in names if importlib.util.find_spec("nixl") else names[:1]:
+        cost = measure_transport(name, 256)
+        print(
+            f"{name:<14} {cost.keep:8.3f} {cost.fetch:8.3f} {cost.driver:10.3f} {cost.memcpy:8.3f} {cost.call:8.4f}",
+            flush=True,
+        )
+
+
+def scorers() -> None:
+    """What scorers do beside their model: reading, scaling and batching."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        speeds = pool.apply(scorer_speeds)
+    print("\nScorers with models of a few layers, pictures of 512 pixels, one thread: samples a CPU second")
+    for name, speed in speeds.items():
+        print(f"  {name:<16} {speed:7.0f}", flush=True)
 
 
 def questions() -> None:

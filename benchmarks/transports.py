@@ -1,17 +1,16 @@
-"""What a transport costs: bytes that one rank keeps and another fetches, beside a memcpy of the same bytes."""
+"""What a transport costs: rows that one rank keeps and two fetch, half each, beside a memcpy of the same bytes."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 
 from unirl.distributed.group.dispatch import Dispatch
-from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Placement
 from unirl.distributed.group.remote import Remote, remote
 from unirl.distributed.tensor.plane import resolved
@@ -26,11 +25,11 @@ CALLS = 200
 class TransportCost:
     """Seconds, median of the repeats.
 
-    keep:   a method that returns the rows, less one that returns nothing
-    fetch:  a method of the other rank that is given them, less one that is given nothing
-    driver: bringing them to the driver
+    keep:   rank 0 returns the rows
+    fetch:  both ranks are given half of them
+    driver: the driver brings them all
     memcpy: of the same bytes in one process
-    call:   a method that is given nothing and returns nothing, on both ranks
+    call:   both ranks are given nothing and return nothing
     """
 
     keep: float
@@ -41,10 +40,10 @@ class TransportCost:
 
 
 class Warehouse(Remote):
-    """Two ranks; rank 0 makes what rank 1 takes."""
+    """Rows of 1 MiB each."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.media = Media(images=torch.rand(shape))
+    def __init__(self, rows: int) -> None:
+        self.media = Media(images=torch.rand(rows, 1, 512, 512))
 
     @remote(Dispatch.RANK_ZERO)
     def make(self, part: Part) -> Part:
@@ -52,35 +51,27 @@ class Warehouse(Remote):
 
     @remote(Dispatch.DP_SCATTER)
     def take(self, part: Part) -> None:
-        """A scattered part is brought to the ranks that own its rows."""
-        assert part.media is not None or len(part) == 1
+        assert part.media is not None
+        assert part.media.images is not None
 
     @remote(Dispatch.BROADCAST)
     def nothing(self) -> None:
-        """An empty call."""
+        """Only called."""
 
 
-@contextmanager
-def warehouse(mebibytes: int) -> Iterator[Handle[Warehouse]]:
-    """On a slab of two ranks; rows of 1 MiB, one of them for rank 0."""
-    with Placement(launcher="ray", device="cpu", devices=2).slab("bench") as slab:
-        yield slab.spawn(Warehouse, (mebibytes, 1, 512, 512))
-
-
-def measure_transport(mebibytes: int) -> TransportCost:
-    """Bytes in one process, kept by rank 0 and fetched by rank 1."""
-    source = torch.rand(mebibytes, 1, 512, 512)
+def measure_transport(transport: Literal["object_store", "direct"], rows: int) -> TransportCost:
+    """That many MiB, on a slab of two ranks."""
+    source = torch.rand(rows, 1, 512, 512)
     target = torch.empty_like(source)
     memcpy = _median(lambda: target.copy_(source))
-    part = Part(ids=[f"r0.p{row}" for row in range(mebibytes)], metadata=[{} for _ in range(mebibytes)])
-    with warehouse(mebibytes) as house:
+    part = Part(ids=[f"r0.p{row}" for row in range(rows)], metadata=[{} for _ in range(rows)])
+    with Placement(launcher="ray", device="cpu", devices=2, transport=transport).slab("bench") as slab:
+        house = slab.spawn(Warehouse, rows)
         call = _median(house.nothing, CALLS)
-        keep = _median(lambda: house.make(part)) - call
+        keep = _median(lambda: house.make(part))
         kept = house.make(part)
-        # Of two rows the second is rank 1's: of its two parts, this takes the whole batch there.
-        fetch = _median(lambda: house.take(kept)) - call
-        driver = _median(lambda: resolved(kept))
-    return TransportCost(keep, fetch, driver, memcpy, call)
+        fetch, driver = _median(lambda: house.take(kept)), _median(lambda: resolved(kept))
+        return TransportCost(keep=keep, fetch=fetch, driver=driver, memcpy=memcpy, call=call)
 
 
 def _median(work: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from tests.checkpoints import last_state
 from unirl.config.run import load_recipe
 from unirl.models.tiny import TinySD3
-from unirl.train.checkpoint import CheckpointStore
 
 SMALL = ("model.layers=1", "model.heads=1", "model.head_dim=16", "model.embedding_dim=16")
 SMALL_LANGUAGE = ("model.layers=1", "model.heads=2", "model.width=16")
@@ -112,10 +112,7 @@ def metrics(output: Path) -> list[dict[str, Any]]:
 
 def state(output: Path) -> dict[str, Any]:
     """The last checkpoint: weights, optimizer, EMA, counters."""
-    store = CheckpointStore(output / "run" / "checkpoints", keep_last=1, keep_best=0)
-    checkpoint = store.latest()
-    assert checkpoint is not None
-    return store.load(checkpoint, "cpu")["backend"]
+    return last_state(output / "run")
 
 
 def assert_equal(a: Any, b: Any, path: str = "state") -> None:

@@ -14,13 +14,13 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.byte_language import write_checkpoint
+from tests.checkpoints import last_state
 from tests.integration.language_runs import TINY, write_recipe
 from tests.tiny_language import CPU
 from unirl import cli
 from unirl.config.error import ConfigError
 from unirl.config.run import load_recipe
 from unirl.models.language.causal_lm import CausalLM
-from unirl.train.checkpoint import CheckpointStore
 from unirl.trainer.ar import ARTrainer
 from unirl.trainer.restore import export_run, sample_run
 from unirl.types.media import Media
@@ -41,10 +41,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    store = CheckpointStore(run / "checkpoints", keep_last=1, keep_best=0)
-    checkpoint = store.latest()
-    assert checkpoint is not None
-    return store.load(checkpoint, "cpu")["backend"]["parameters"]
+    return last_state(run)["parameters"]
 
 
 def byte_model(folder: Path) -> str:

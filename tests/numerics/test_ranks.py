@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,8 +104,10 @@ RUNS = {
 }
 
 
-def trained(info: RankInfo, run: Run, sharding: Sharding) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """The weights after the run and the figures of each rollout, as the driver sees them."""
+def trained(
+    info: RankInfo, run: Run, sharding: Sharding, folder: Path | None = None
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """The weights after the run and the figures of each rollout, as the driver sees them. folder: for a checkpoint"""
     backend = run.backend(info, sharding)
     pipeline = ARPipeline if run.kind == "text" else DiffusionPipeline
     weights = "ema" if run.algorithm.needs.ema_rollout else "live"
@@ -121,6 +124,9 @@ def trained(info: RankInfo, run: Run, sharding: Sharding) -> tuple[dict[str, tor
             part = run.algorithm.needs.values.of(driven(Critic.on_rank(info, backend, run.geometry), "valued", part))
         batch = Batch.of(part, seed=0, ranks=info.dp)
         figures.append(values(driven(stack, "train", batch, Progress(number, 2))))
+    if folder is not None:
+        backend.save(folder, background=False)
+        backend.finish_save()
     return {key: whole(value.detach()) for key, value in backend.state()["parameters"].items()}, figures
 
 

@@ -31,6 +31,8 @@ from unirl.models.random_weights.qwen_image import write as write_qwen_image
 from unirl.models.tiny_language import TinyLM
 from unirl.rollout.supervised import SupervisedEncoder
 from unirl.train.backend.sharding import Sharding
+from unirl.train.backend.state import tensors_of
+from unirl.train.dtensor import whole
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
 from unirl.train.stack.planner import DiffusionGeometry, TokenGeometry
@@ -106,6 +108,29 @@ def test_a_split_model_is_exported_whole(name: str, mode: Any, tmp_path: Path, r
         one, two = load_file(tmp_path / "one" / file), load_file(tmp_path / "two" / file)
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def resumed(info: RankInfo, run: Run, sharding: Sharding, folder: Path) -> dict[str, torch.Tensor]:
+    backend = run.backend(info, sharding)
+    backend.load(folder)
+    return {name: whole(value) for name, value in tensors_of(backend.state()).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", [Sharding(), Sharding(mode="none")])
+@pytest.mark.parametrize("name", ["GRPO, LoRA", "GRPO, all weights"])
+def test_a_checkpoint_of_a_split_model_goes_on_however_it_is_split(
+    name: str, sharding: Sharding, tmp_path: Path, ranks: RankPool
+) -> None:
+    weights, _ = ranks(4, trained, TEXTS[name], sharding, tmp_path, dp=2, tp=2)[0]
+    one = resumed(RankInfo(0, 1), TEXTS[name], Sharding(), tmp_path)
+    for key, value in weights.items():
+        assert torch.equal(one[f"parameters.{key}"], value)
+    assert any(key.startswith("optimizer.") for key in one)
+    for count, axes in ((2, {"tp": 2}), (2, {"dp": 2}), (4, {"dp": 2, "tp": 2})):
+        for other in ranks(count, resumed, TEXTS[name], sharding, tmp_path, **axes):
+            assert other.keys() == one.keys()
+            assert all(torch.equal(other[key], one[key]) for key in one)
 
 
 Draws = tuple[torch.Tensor, ...]

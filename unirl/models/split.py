@@ -41,7 +41,7 @@ def over_sequence(transformer: torch.nn.Module, mesh: torch.distributed.DeviceMe
 
     size = mesh.size()
     for model in _with_plan(transformer, "_cp_plan"):
-        heads = model.config["num_attention_heads"]
+        heads, plan = model.config["num_attention_heads"], model._cp_plan  # noqa: SLF001 - the library's name of it
         if heads % size:
             raise ValueError(
                 f"the {heads} attention heads of {type(model).__name__} do not divide into sp={size} parts"
@@ -54,10 +54,10 @@ def over_sequence(transformer: torch.nn.Module, mesh: torch.distributed.DeviceMe
             processor._parallel_config = parallel  # noqa: SLF001 - where the library's attention looks
         if "encoder_hidden_states_mask" in inspect.signature(model.forward).parameters:
             _pad_texts(model, size)
-        for name, inputs in model._cp_plan.items():  # noqa: SLF001 - the library's name of its plan
+        for name, inputs in plan.items():
             if isinstance(inputs, dict):
                 _refuse_uneven(_named(model, name), inputs, size)
-        apply_context_parallel(model, config, model._cp_plan)  # noqa: SLF001
+        apply_context_parallel(model, config, plan)
 
 
 def over_tensors(bundle: Bundle, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:

@@ -78,6 +78,16 @@ class ModelScorer(Scorer):
         _ = self._loaded
 
     @final
+    def sleep(self) -> None:
+        self._move("cpu")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    @final
+    def wake(self) -> None:
+        self._move(self._place)
+
+    @final
     def version(self) -> str:
         """Name, hash of the weights and preprocessing: equal versions are one function, up to rounding."""
         digest = hashlib.blake2b(digest_size=8)
@@ -92,7 +102,15 @@ class ModelScorer(Scorer):
         """The preprocessing, with the settings of it that change the score."""
         return self.card.preprocessing
 
+    @property
+    def _place(self) -> str:
+        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _move(self, place: str) -> None:
+        if "_loaded" in vars(self):  # what is not loaded is nowhere
+            for module in self.modules(self._loaded):
+                module.to(place)
+
     @functools.cached_property
     def _loaded(self) -> Any:
-        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        return self.load(device, getattr(torch, self.dtype))
+        return self.load(torch.device(self._place), getattr(torch, self.dtype))

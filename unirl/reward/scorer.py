@@ -124,6 +124,12 @@ class Scorer(ABC):
     def prepare(self) -> None:  # noqa: B027 - most scorers have nothing to load
         """Load now what the first `score` would load: under a time limit, that is no sample's time."""
 
+    def sleep(self) -> None:  # noqa: B027 - most scorers hold no device
+        """Leave the device to others; nothing is asked before `wake`."""
+
+    def wake(self) -> None:  # noqa: B027 - most scorers hold no device
+        """Take the device again: scores are those of before `sleep`."""
+
 
 class SetMeasure(ABC):
     """A figure of a whole set of samples (diversity, realism), for evaluation; never a reward."""

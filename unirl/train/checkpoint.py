@@ -1,28 +1,40 @@
 """Checkpoints that are complete or invisible, whenever the process is killed.
 
-    checkpoints/step_30/weights.pt  optimizer.pt  ...  manifest.json     one file per part of the state
-    checkpoints/.partial-step_40/                                        a save under way, or what a killed one left
+    checkpoints/step_30/cursor.pt            a part of the state that the driver holds
+                        backend/             a part that ranks hold: each has written its own files (train/shards.py)
+                        manifest.json        size and SHA-256 of every file
+    checkpoints/.partial-step_40/            a save under way, or what a killed one left
 
-A save writes every part beside the others, flushes it to the disk, writes the manifest (sizes and SHA-256) last, and
-renames the folder: one atomic step. Only then are older checkpoints pruned.
+A save writes every part beside the others, flushes it to the disk, writes the manifest last, when all ranks are done,
+and renames the folder: one atomic step. Only then are older checkpoints pruned.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import errno
-import hashlib
 import json
 import logging
 import math
 import os
 import re
 import shutil
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import torch
+
+from unirl.train.stored_file import (
+    DamagedCheckpointError,
+    StoredFile,
+    flush_folder,
+    portable,
+    read_value,
+    write_value,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +42,13 @@ _MANIFEST = "manifest.json"
 _PARTIAL = ".partial-"
 _DISCARDED = ".discarded-"
 _PART = re.compile(r"[A-Za-z0-9_]+")
+_FILE = re.compile(r"([A-Za-z0-9_]+)(?:\.pt|/\.?[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*)")
+_READERS = 8  # files that are checked at a time
 _STEP = re.compile(r"step_(\d+)")
 
 
-class DamagedCheckpointError(ValueError):
-    """A checkpoint whose files are not what its manifest says."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredFile:
-    """Size in bytes and SHA-256 (hex) of one file."""
-
-    size: int
-    sha256: str
+class OlderCheckpointError(ValueError):
+    """A checkpoint that another version has written, and this one cannot read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +58,40 @@ class Checkpoint:
     folder: where it lies
     step:   the optimizer or rollout step it was saved at, as the caller counts
     score:  what `keep_best` compares, larger is better; None where there is no finite one
-    parts:  the file of each part of the state
+    files:  every file by its path in the folder: `cursor.pt`, `backend/__0_0.distcp`
     """
 
     folder: Path
     step: int
     score: float | None
-    parts: dict[str, StoredFile]
+    files: dict[str, StoredFile]
+
+    @property
+    def parts(self) -> dict[str, list[str]]:
+        """The files of each part of the state."""
+        parts: dict[str, list[str]] = {}
+        for file in self.files:
+            parts.setdefault(file.partition("/")[0].removesuffix(".pt"), []).append(file)
+        return parts
+
+
+class RankPart(ABC):
+    """A part of the state that ranks hold, and write themselves into a folder that all of them see."""
+
+    @abstractmethod
+    def write(self, folder: Path, *, background: bool) -> None:
+        """Start to write into the existing `folder`. background: return as soon as training may go on.
+
+        What fails is raised by `written`.
+        """
+
+    @abstractmethod
+    def writing(self) -> bool:
+        """Whether that has not ended."""
+
+    @abstractmethod
+    def written(self) -> dict[str, StoredFile]:
+        """Wait for the end; the files of all ranks by name. Raises what failed on any of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,27 +114,39 @@ class CheckpointStore:
             raise ValueError(f"keep_best must not be negative, got {self.keep_best}")
 
     def save(self, step: int, state: dict[str, Any], *, score: float | None) -> Checkpoint:
-        """Write `state` as `step_N` and prune; a step that is already there in good order is left as it is.
+        """`start`, and wait for the end."""
+        return self.start(step, state, score=score, background=False).finish()
 
-        state: parts by name; nested dicts, lists and tuples of tensors, str, float, int, bool and None
+    def start(self, step: int, state: dict[str, Any], *, score: float | None, background: bool) -> Save:
+        """Start to write `state` as `step_N`; a step that is already there in good order is left as it is.
+
+        state:      parts by name; RankParts, and nested dicts, lists and tuples of tensors, str, float, int, bool, None
+        background: return as soon as the state may change; one save at a time
         Raises ValueError for another type in it, OSError where the disk refuses; neither harms what was good.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
-        portable = {name: _portable(value, name) for name, value in state.items()}
         unusable = [name for name in state if not _PART.fullmatch(name)]
         if unusable or not state:
             raise ValueError(f"parts of a checkpoint need names of letters, digits and _, got {unusable or 'no part'}")
+        ranks = {name: value for name, value in state.items() if isinstance(value, RankPart)}
+        plain = {name: portable(value, name) for name, value in state.items() if name not in ranks}
         final = self.folder / f"step_{step}"
         if (existing := self._intact(final)) is not None:
             logger.info("%s is already saved and left as it is", final)
-            return existing
-        try:
-            saved = self._write(final, step, portable, score)
-        except OSError as error:
-            raise OSError(error.errno, self._refusal(final, error)) from error
-        self._prune(keep=saved)
-        return saved
+            return Save(self, existing, {})
+        partial = self.folder / f"{_PARTIAL}{final.name}"
+        with _CleanedUp(self, final, partial):
+            self._remove_leftovers()
+            partial.mkdir(parents=True)
+            for name in ranks:
+                (partial / name).mkdir()
+            files = {f"{name}.pt": write_value(partial / f"{name}.pt", value) for name, value in plain.items()}
+            for name, part in ranks.items():
+                part.write(partial / name, background=background)
+        # NaN and infinities are no JSON, and no score to keep a checkpoint for.
+        finite = score if score is not None and math.isfinite(score) else None
+        return Save(self, Checkpoint(final, step, finite, files), ranks, partial)
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, every byte of it checked; damaged ones are logged and skipped."""
@@ -128,14 +173,15 @@ class CheckpointStore:
         parts: Collection[str] | None = None,
         weights_only: bool = False,
     ) -> dict[str, Any]:
-        """The saved state, tensors on `map_location`; each file is checked before it is read.
+        """The saved state, tensors on `map_location`; of a RankPart its folder. Each file is checked before.
 
         parts:        the ones that are needed; None is all of them
         weights_only: leave out parts that are missing, so that a run can start from bare weights; each is logged
         Raises DamagedCheckpointError where a part is missing or changed.
         """
-        wanted = list(checkpoint.parts) if parts is None else list(parts)
-        missing = [name for name in wanted if _size(checkpoint, name) is None]
+        parts_there = checkpoint.parts
+        wanted = list(parts_there) if parts is None else list(parts)
+        missing = [name for name in wanted if not _is_there(checkpoint, parts_there.get(name, []))]
         if missing and not weights_only:
             raise DamagedCheckpointError(
                 f"{checkpoint.folder} lacks {missing}: continuing would start them afresh. Choose another checkpoint, "
@@ -146,28 +192,8 @@ class CheckpointStore:
         present = [name for name in wanted if name not in missing]
         if not present:
             raise DamagedCheckpointError(f"{checkpoint.folder} holds none of {wanted}")
-        for name in present:
-            _check_part(checkpoint, name)
-        files = {name: _part_file(checkpoint.folder, name) for name in present}
-        return {name: torch.load(path, map_location=map_location, weights_only=True) for name, path in files.items()}
-
-    def _write(self, final: Path, step: int, state: dict[str, Any], score: float | None) -> Checkpoint:
-        partial = self.folder / f"{_PARTIAL}{final.name}"
-        try:
-            self._remove_leftovers()
-            partial.mkdir(parents=True)
-            files = {name: _write_part(_part_file(partial, name), value) for name, value in state.items()}
-            # NaN and infinities are no JSON, and no score to keep a checkpoint for.
-            checkpoint = Checkpoint(final, step, score if score is not None and math.isfinite(score) else None, files)
-            _write_manifest(partial, checkpoint)
-            _flush_folder(partial)
-            _discard(final)  # only a damaged one can still be there
-            partial.rename(final)
-            _flush_folder(self.folder)
-        finally:
-            # Gone after the rename. What cannot be removed here is removed by the next save, which reports a failure.
-            shutil.rmtree(partial, ignore_errors=True)
-        return checkpoint
+        _check(checkpoint, [file for name in present for file in parts_there[name]])
+        return {name: _loaded(checkpoint.folder / name, map_location) for name in present}
 
     def _remove_leftovers(self) -> None:
         for prefix in (_PARTIAL, _DISCARDED):
@@ -175,8 +201,8 @@ class CheckpointStore:
                 logger.info("removing what a killed process left: %s", path)
                 shutil.rmtree(path)
 
-    def _prune(self, *, keep: Checkpoint) -> None:
-        """A damaged checkpoint takes no place among those kept, and is left for a person to look at."""
+    def prune(self, *, keep: Checkpoint) -> None:
+        """Discard what is not to be kept. A damaged checkpoint takes no place, and is left for a person to look at."""
         there = self._complete()
         kept = {entry.folder for entry in (keep, *there[: self.keep_last], *_by_score(there)[: self.keep_best])}
         for entry in there:
@@ -197,8 +223,7 @@ class CheckpointStore:
             return None
         try:
             checkpoint = read_manifest(path)
-            for name in checkpoint.parts:
-                _check_part(checkpoint, name)
+            _check(checkpoint, checkpoint.files)
         except DamagedCheckpointError as error:
             logger.warning("a damaged checkpoint is passed over: %s", error)
             return None
@@ -210,9 +235,9 @@ class CheckpointStore:
         for path in self._newest_first():
             try:
                 checkpoint = read_manifest(path)
-            except DamagedCheckpointError:
+            except (DamagedCheckpointError, OlderCheckpointError):
                 continue  # `latest` reports it, with the reason
-            if all(_size(checkpoint, name) == file.size for name, file in checkpoint.parts.items()):
+            if all(_size(checkpoint.folder / name) == file.size for name, file in checkpoint.files.items()):
                 found.append(checkpoint)
         return found
 
@@ -221,89 +246,116 @@ class CheckpointStore:
         good = [entry.folder.name for entry in self._complete()]
         return f"Still good: {good[0]}, where the same command resumes" if good else "There is no earlier checkpoint"
 
-    def _refusal(self, final: Path, error: OSError) -> str:
+    def refusal(self, final: Path, error: OSError) -> str:
+        """The message of a save that the disk has refused."""
         fix = "choose another folder or make this one writable"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             fix = "free space there (a lower keep_last or keep_best needs less) or choose a folder on another disk"
         return f"could not save {final}: {error.strerror or error}. {self.still_good()}. To go on, {fix}"
 
 
+@dataclasses.dataclass(frozen=True)
+class _CleanedUp:
+    """A failure removes what was written; that of the disk gets a message that says what to do."""
+
+    store: CheckpointStore
+    final: Path
+    partial: Path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            return
+        # What cannot be removed here is removed by the next save, which reports a failure.
+        shutil.rmtree(self.partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, self.store.refusal(self.final, error)) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """A save under way. Until `finish` the checkpoint is invisible.
+
+    checkpoint: without the files of the ranks
+    partial:    where it is written; None where there is nothing to write
+    """
+
+    store: CheckpointStore
+    checkpoint: Checkpoint
+    ranks: dict[str, RankPart]
+    partial: Path | None = None
+
+    def writing(self) -> bool:
+        """Whether `finish` would wait."""
+        return any(part.writing() for part in self.ranks.values())
+
+    def finish(self) -> Checkpoint:
+        """Wait for the ranks, make the checkpoint visible and prune. Called once. Raises what failed on any rank."""
+        if self.partial is None:
+            return self.checkpoint
+        final, files = self.checkpoint.folder, dict(self.checkpoint.files)
+        with _CleanedUp(self.store, final, self.partial):
+            for name, written in _all_written(self.ranks).items():
+                files.update({f"{name}/{file}": stored for file, stored in written.items()})
+            saved = dataclasses.replace(self.checkpoint, files=files)
+            _write_manifest(self.partial, saved)
+            flush_folder(self.partial)
+            _discard(final)  # only a damaged one can still be there
+            self.partial.rename(final)
+            flush_folder(self.store.folder)
+        self.store.prune(keep=saved)
+        return saved
+
+
 def read_manifest(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder` as its manifest describes it. Raises DamagedCheckpointError where that is no use."""
+    """The checkpoint in `folder` as its manifest describes it.
+
+    Raises DamagedCheckpointError where that is no use, OlderCheckpointError where it is one of an older version.
+    """
     try:
         stored = json.loads((folder / _MANIFEST).read_text())
-        parts = {name: StoredFile(**file) for name, file in stored["parts"].items()}
-        checkpoint = Checkpoint(folder, stored["step"], stored["score"], parts)
+        older = "files" not in stored and "parts" in stored
+        files = {} if older else {name: StoredFile(**file) for name, file in stored["files"].items()}
+        checkpoint = Checkpoint(folder, stored["step"], stored["score"], files)
     except FileNotFoundError as error:
         raise DamagedCheckpointError(f"{folder} has no {_MANIFEST}") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedCheckpointError(f"{folder / _MANIFEST} cannot be read: {error!r}") from error
+    if older:
+        raise OlderCheckpointError(
+            f"{folder} was saved by an older version of UniRL, which kept a whole backend in one file: continue or "
+            "export this run with that version, or choose another run.name"
+        )
     if type(checkpoint.step) is not int or folder.name != f"step_{checkpoint.step}":
         raise DamagedCheckpointError(f"{folder} holds a manifest of step {checkpoint.step!r}")
-    if not isinstance(checkpoint.score, int | float | None) or not parts or not all(map(_PART.fullmatch, parts)):
+    if not isinstance(checkpoint.score, int | float | None) or not files or not all(map(_FILE.fullmatch, files)):
         raise DamagedCheckpointError(
-            f"{folder / _MANIFEST} has a score of {checkpoint.score!r} and parts {sorted(parts)}"
+            f"{folder / _MANIFEST} has a score of {checkpoint.score!r} and files {sorted(files)}"
         )
     return checkpoint
 
 
-class _HashedFile:
-    """A file that torch.save writes to from end to end, with its SHA-256 on the way and its failure kept.
-
-    torch.save hides the OSError of a full disk behind a RuntimeError about positions in the archive.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-        self._size = 0
-        self.failure: OSError | None = None
-
-    def write(self, data: bytes) -> int:
+def _all_written(ranks: dict[str, RankPart]) -> dict[str, dict[str, StoredFile]]:
+    """Of every part, also where an earlier one has failed: nobody writes any more when this returns or raises."""
+    written, first = {}, None
+    for name, part in ranks.items():
         try:
-            self._file.write(data)
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
-        self._digest.update(data)
-        self._size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def stored(self) -> StoredFile:
-        return StoredFile(self._size, self._digest.hexdigest())
-
-
-def _write_part(path: Path, value: Any) -> StoredFile:
-    with path.open("wb") as file:
-        hashed = _HashedFile(file)
-        try:
-            torch.save(value, cast(BinaryIO, hashed))
-        except RuntimeError:
-            if hashed.failure is not None:
-                raise hashed.failure from None
-            raise
-        file.flush()
-        os.fsync(file.fileno())
-    return hashed.stored()
+            written[name] = part.written()
+        except Exception as error:  # noqa: BLE001 - raised below
+            first = first or error
+    if first is not None:
+        raise first
+    return written
 
 
 def _write_manifest(folder: Path, checkpoint: Checkpoint) -> None:
-    parts = {name: dataclasses.asdict(file) for name, file in checkpoint.parts.items()}
+    files = {name: dataclasses.asdict(file) for name, file in checkpoint.files.items()}
     with (folder / _MANIFEST).open("w") as file:
-        json.dump({"step": checkpoint.step, "score": checkpoint.score, "parts": parts}, file, indent=2, allow_nan=False)
+        json.dump({"step": checkpoint.step, "score": checkpoint.score, "files": files}, file, indent=2, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _discard(folder: Path) -> None:
@@ -313,49 +365,27 @@ def _discard(folder: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _part_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.pt"
+def _size(path: Path) -> int | None:
+    """Bytes on the disk; None where there is no such file."""
+    return path.stat().st_size if path.is_file() else None
 
 
-def _size(checkpoint: Checkpoint, name: str) -> int | None:
-    """Bytes on the disk; None where the part is not there."""
-    path = _part_file(checkpoint.folder, name)
-    return path.stat().st_size if name in checkpoint.parts and path.is_file() else None
+def _is_there(checkpoint: Checkpoint, files: Collection[str]) -> bool:
+    return bool(files) and all(_size(checkpoint.folder / name) is not None for name in files)
 
 
-def _check_part(checkpoint: Checkpoint, name: str) -> None:
-    path, size, stored = _part_file(checkpoint.folder, name), _size(checkpoint, name), checkpoint.parts[name]
-    if size is None:
-        raise DamagedCheckpointError(f"{path} is missing")
-    if size != stored.size:
-        raise DamagedCheckpointError(f"{path} has {size} bytes, {stored.size} were saved")
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
-            raise DamagedCheckpointError(f"{path} has other bytes than were saved (SHA-256 differs)")
+def _check(checkpoint: Checkpoint, files: Iterable[str]) -> None:
+    """DamagedCheckpointError for the first file that is not what was saved; several are read at a time."""
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as threads:
+        for _ in threads.map(lambda name: checkpoint.files[name].check(checkpoint.folder / name), files):
+            pass
+
+
+def _loaded(part: Path, map_location: torch.device | str) -> Any:
+    return part.absolute() if part.is_dir() else read_value(part.with_name(f"{part.name}.pt"), map_location)
 
 
 def _by_score(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
     """Best first, the newest of equals first; those without a score are left out."""
     scored = [(entry.score, entry.step, entry) for entry in checkpoints if entry.score is not None]
     return [entry for _, _, entry in sorted(scored, key=lambda item: item[:2], reverse=True)]
-
-
-def _portable(value: Any, path: str) -> Any:
-    """`value` as plain containers of plain values, which `torch.load(weights_only=True)` takes back."""
-    if isinstance(value, dict):
-        wrong = [key for key in value if type(key) not in (str, int)]
-        if wrong:
-            raise ValueError(f"{path} has keys {wrong}: a checkpoint takes str and int keys")
-        return {key: _portable(item, f"{path}[{key!r}]") for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_portable(item, f"{path}[{index}]") for index, item in enumerate(value))
-    if type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta:
-        # torch.save writes the whole storage behind a view.
-        whole = value.untyped_storage().nbytes() <= value.numel() * value.element_size()
-        return value.detach() if whole else value.detach().clone()
-    if value is None or type(value) in (str, float, int, bool):
-        return value
-    raise ValueError(
-        f"{path} is a {type(value).__module__}.{type(value).__name__}: a checkpoint takes tensors with data, str, "
-        "float, int, bool, None, and dicts, lists and tuples of them; convert it (numpy: .item() or torch.from_numpy)"
-    )

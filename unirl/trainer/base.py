@@ -37,6 +37,7 @@ from unirl.train.stack.planner import Batch, Geometry
 from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.trainer.restarts import Restarts
 from unirl.trainer.run import LoggingConfig, RunConfig
+from unirl.trainer.saving import BackendPart, Saves
 from unirl.types.metric import Metrics, values
 from unirl.types.sample import Part
 
@@ -82,7 +83,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def setup(self, slab: Slab) -> None:
-        """Spawn the workers."""
+        """Spawn the workers; done anew where a run goes on after it lost one, so nothing of before may be left."""
 
     @abstractmethod
     def step(self, number: int) -> Metrics:
@@ -98,11 +99,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside the step number."""
+        """What a resumed run needs beside the step number: the parts of a checkpoint (CheckpointStore.start)."""
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Take over what `state` returned, as CheckpointStore.load gives it back."""
 
     @final
     def fit(self) -> Path:
@@ -144,12 +145,12 @@ class Trainer(ABC):
         run, config = self._common.run, dump(self._common)
         with refusals():
             self.setup(slab)
-            done = self._resume(store)
-        log = MetricsLog(folder.metrics)
-        log.truncate_after(done if store.latest() is not None else -1)
+            resumed = self._resume(store)
+        done, log = resumed or 0, MetricsLog(folder.metrics)
+        log.truncate_after(-1 if resumed is None else resumed)
         trackers = Trackers(self._common.logging.trackers, folder.path, run.name, config, resumed_at=done)
         progress = ProgressLine(run.steps, plain_seconds=5.0)
-        with _reported_at_the_end(folder.path), closing(trackers), closing(progress):
+        with _reported_at_the_end(folder.path), closing(trackers), closing(progress), Saves(store) as saves:
             if done == 0:
                 with _resumable(store):
                     self._record(0, self._evaluated(0, folder), log, trackers, progress)
@@ -160,16 +161,24 @@ class Trainer(ABC):
                     metrics.update(self._evaluated(number + 1, folder))
                     metrics.update(restarts.metrics)
                     self._record(number + 1, metrics, log, trackers, progress)
+                with self.timer("save"):
+                    saves.settle()
                 stopping = stop.requested  # read once: what is said to be saved must be
-                if stopping or number + 1 == run.steps or (number + 1) % run.save_every == 0:
-                    self._save(store, log, number + 1, metrics)
+                last = stopping or number + 1 == run.steps
+                if last or (number + 1) % run.save_every == 0:
+                    with _resumable(store):
+                        log.sync()  # a checkpoint builds on the lines before it
+                    score, background = metrics.get(run.best_metric), run.async_save and not last
+                    with self.timer("save"):
+                        saves.start(number + 1, self.state(), score=score, background=background)
                 if stopping and number + 1 < run.steps:
                     raise Interrupted(f"saved step {number + 1} of {run.steps}; the same command continues it")
 
-    def _resume(self, store: CheckpointStore) -> int:
+    def _resume(self, store: CheckpointStore) -> int | None:
+        """The step of the checkpoint that is taken over; None where there is none."""
         checkpoint = store.latest()
         if checkpoint is None:
-            return 0
+            return None
         if checkpoint.step > self._common.run.steps:
             raise ConfigError(
                 f"run.steps={self._common.run.steps}: the run has trained {checkpoint.step} steps already; ask for at "
@@ -177,12 +186,6 @@ class Trainer(ABC):
             )
         self.load_state(store.load(checkpoint, "cpu"))
         return checkpoint.step
-
-    def _save(self, store: CheckpointStore, log: MetricsLog, step: int, metrics: dict[str, float]) -> None:
-        with _resumable(store):
-            log.sync()  # a checkpoint builds on the lines before it
-        with self.timer("save"):
-            store.save(step, self.state(), score=metrics.get(self._common.run.best_metric))
 
     def _evaluated(self, done: int, folder: RunFolder) -> dict[str, float]:
         if not self.evaluation_due(done):
@@ -246,11 +249,11 @@ class PolicyTrainer(Trainer):
 
     @final
     def state(self) -> dict[str, Any]:
-        return {"backend": self.backend.state()}
+        return {"backend": BackendPart(self.backend)}
 
     @final
     def load_state(self, state: dict[str, Any]) -> None:
-        self.backend.load_state(state["backend"])
+        self.backend.load(state["backend"])
 
 
 def run(trainer: Trainer) -> int:

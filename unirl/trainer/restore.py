@@ -71,7 +71,7 @@ def restored(run: Path, step: int | None, overrides: Sequence[str] = ()) -> Iter
         if checkpoint is None:
             raise ConfigError(f"{run} has no complete checkpoint; train it first")
         found = _spawned(config, slab, checkpoint.step)
-        found.backend.load_state(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
+        found.backend.load(store.load(checkpoint, "cpu", parts=["backend"])["backend"])
         yield found
 
 
@@ -105,8 +105,9 @@ def sample_run(
     """`per_prompt` samples of each prompt from the weights of a run, sampled as in the run (pictures by the ODE)."""
     with restored(run, step) as found:
         filled = found.sampler(weights).generate(_request(prompts, per_prompt, found.config.sampling, seed))
-    assert filled.frontier.media is not None
-    return resolved(filled.frontier.media)
+        media = resolved(filled.frontier.media)
+    assert media is not None
+    return media
 
 
 def _request(prompts: list[str], per_prompt: int, sampling: SamplingParams, seed: int) -> Sample:

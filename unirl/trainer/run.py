@@ -16,6 +16,7 @@ class RunConfig:
     save_every:   steps between checkpoints; the last step is always saved
     max_restarts: how often a run that loses a worker goes on from one and the same checkpoint: a node that fails now
                   and then does not end it, what kills a worker at the same step each time does
+    async_save:   train on while a checkpoint is written, from a copy in the memory of the host
     keep_last:    newest checkpoints to keep; keep_best: best ones by `best_metric` to keep beside them
     best_metric:  a figure of the evaluation, higher is better
     """
@@ -25,6 +26,7 @@ class RunConfig:
     seed: int
     output: Path = Path("runs")
     save_every: int = 50
+    async_save: bool = True
     keep_last: int = 2
     keep_best: int = 0
     max_restarts: int = 3

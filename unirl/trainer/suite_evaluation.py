@@ -22,6 +22,7 @@ from unirl.config.error import ConfigError, nearest
 from unirl.config.recipes import shipped_recipes
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.data.suite_prompts import ALL, answer_skills, skill_of
+from unirl.distributed.tensor.plane import resolved
 from unirl.observability.charts import evenly
 from unirl.observability.clips import stills
 from unirl.observability.progress import ProgressLine
@@ -160,7 +161,7 @@ def evaluate(asked: Asked, suite: Suite) -> SuiteEvaluation:
             engine.refuse(Media(texts=texts), sampling)
         shown, samples, pictures = _shown(suite.rows), list[Judged](), dict[int, torch.Tensor]()
         for first, request in _requests(suite.rows, sampling, number, max(1, batch // number)):
-            filled = engine.generate(request)
+            filled = resolved(engine.generate(request), reads=("media",))
             samples += judges.judged(filled, first, number)
             _give_up(samples, len(suite.rows) * number)
             for row, own in enumerate(_pictures(filled, number), first):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import logging
 import math
 import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from unirl.train.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
+from unirl.distributed.group.rank_info import RankInfo
+from unirl.train.checkpoint import Checkpoint, CheckpointStore, OlderCheckpointError, RankPart
 from unirl.train.rng import rng_state, set_rng_state
+from unirl.train.shards import ShardReader, ShardWriter
+from unirl.train.stored_file import DamagedCheckpointError, StoredFile
 
 
 def store(folder: Path, keep_last: int = 100, keep_best: int = 0) -> CheckpointStore:
@@ -126,7 +132,7 @@ def test_tied_tensors_stay_tied_and_a_view_does_not_drag_its_whole_storage_along
     big = torch.randn(1_000_000)
     tied = torch.randn(4)
     saved = store(tmp_path).save(1, {"view": big[:4], "tied": {"in": tied, "out": tied}}, score=None)
-    assert saved.parts["view"].size < 10_000
+    assert saved.files["view.pt"].size < 10_000
     loaded = store(tmp_path).load(saved, "cpu")
     assert identical(loaded["view"], big[:4])
     assert loaded["tied"]["in"].data_ptr() == loaded["tied"]["out"].data_ptr()
@@ -269,10 +275,10 @@ DAMAGES = {
     "manifest of another step": (lambda folder: edit_manifest(folder, step=5), r"holds a manifest of step 5"),
     "step as text": (lambda folder: edit_manifest(folder, step="6"), r"holds a manifest of step '6'"),
     "score as text": (lambda folder: edit_manifest(folder, score="high"), r"a score of 'high'"),
-    "no parts": (lambda folder: edit_manifest(folder, parts={}), r"parts \[\]"),
-    "part outside": (
-        lambda folder: edit_manifest(folder, parts={"../x": {"size": 1, "sha256": ""}}),
-        r"parts \['\.\./x'\]",
+    "no files": (lambda folder: edit_manifest(folder, files={}), r"files \[\]"),
+    "file outside": (
+        lambda folder: edit_manifest(folder, files={"../x.pt": {"size": 1, "sha256": ""}}),
+        r"files \['\.\./x\.pt'\]",
     ),
 }
 
@@ -341,6 +347,94 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(NotADirectoryError, match=r"could not save .*step_1.*choose another folder"):
         store(tmp_path).save(1, state(1), score=None)
+
+
+# Parts that ranks write
+
+
+class Written(RankPart):
+    """One rank's shards. released: what a write in the background waits for; failure: what ends it."""
+
+    def __init__(self, value: float, failure: OSError | None = None) -> None:
+        self.value, self.failure, self.released = value, failure, threading.Event()
+        self.writer = ShardWriter(RankInfo(0, 1))
+        self.waits = False
+
+    def write(self, folder: Path, *, background: bool) -> None:
+        self.waits = background
+        self.writer.start(folder, {"w": torch.full((8,), self.value)}, {"n": 1}, background=background)
+
+    def writing(self) -> bool:
+        return self.waits and not self.released.is_set()
+
+    def written(self) -> dict[str, StoredFile]:
+        files = self.writer.finish()
+        if self.failure is not None:
+            raise self.failure
+        return files
+
+
+def weights_in(folder: Path) -> torch.Tensor:
+    found = torch.zeros(8)
+    ShardReader(folder).read({"w": found})
+    return found
+
+
+def test_a_part_that_ranks_write_is_a_folder_that_is_checked_with_the_rest(tmp_path, caplog):
+    checkpoints = store(tmp_path)
+    for step in (1, 2):
+        saved = checkpoints.save(step, {"cursor": step, "backend": Written(step)}, score=None)
+    assert sorted(saved.files) == ["backend/.metadata", "backend/__0_0.distcp", "backend/rank_0.pt", "cursor.pt"]
+    loaded = checkpoints.load(newest(checkpoints), "cpu")
+    assert loaded == {"backend": saved.folder / "backend", "cursor": 2}
+    assert weights_in(loaded["backend"]).tolist() == [2.0] * 8
+    with (saved.folder / "backend/.metadata").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(DamagedCheckpointError, match=r"backend/\.metadata has \d+ bytes"):
+        checkpoints.load(saved, "cpu", parts=["backend"])
+    assert newest(checkpoints).step == 1
+    assert "step_2/backend/.metadata has" in caplog.text
+    (saved.folder / "backend/rank_0.pt").unlink()
+    with pytest.raises(DamagedCheckpointError, match=r"lacks \['backend'\]"):
+        checkpoints.load(saved, "cpu")
+
+
+def test_a_save_in_the_background_is_invisible_until_it_is_finished(tmp_path):
+    checkpoints = store(tmp_path)
+    checkpoints.save(1, {"backend": Written(1)}, score=None)
+    part = Written(2)
+    save = checkpoints.start(2, {"backend": part, "cursor": 2}, score=None, background=True)
+    assert save.writing()
+    assert newest(checkpoints).step == 1
+    part.released.set()
+    assert not save.writing()
+    assert newest(checkpoints).step == 1
+    assert save.finish() == newest(checkpoints) == checkpoints.at(2)
+    assert saved_steps(tmp_path) == [1, 2]
+
+
+def test_a_failure_in_the_background_is_raised_at_the_end_and_leaves_the_last_good_one(tmp_path):
+    checkpoints = store(tmp_path)
+    checkpoints.save(1, {"backend": Written(1)}, score=None)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    others = Written(2)
+    save = checkpoints.start(2, {"first": Written(2, full), "second": others}, score=None, background=True)
+    with pytest.raises(OSError, match=r"could not save .*step_2: No space left .* Still good: step_1.* free space"):
+        save.finish()
+    assert not others.writer.writing()
+    assert saved_steps(tmp_path) == [1]
+
+
+def test_a_checkpoint_of_an_older_version_is_not_passed_over_but_told(tmp_path):
+    store(tmp_path).save(3, state(3), score=None)
+    folder = tmp_path / "checkpoints/step_6"
+    folder.mkdir()
+    (folder / "backend.pt").write_bytes(b"12")
+    parts = {"backend": {"size": 2, "sha256": hashlib.sha256(b"12").hexdigest()}}
+    (folder / "manifest.json").write_text(json.dumps({"step": 6, "score": None, "parts": parts}))
+    for look in (store(tmp_path).latest, lambda: store(tmp_path).at(6)):
+        with pytest.raises(OlderCheckpointError, match=r"step_6 was saved by an older version .* another run\.name"):
+            look()
 
 
 # Random streams

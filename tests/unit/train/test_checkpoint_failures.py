@@ -19,7 +19,7 @@ def run_script(script: str, *args: str) -> str:
     """What it writes; it finds this checkout's `unirl` because it starts in its root."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", script, *args], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, *args], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -142,3 +142,130 @@ def test_killed_at_any_moment_of_a_save_the_last_confirmed_step_or_a_newer_one_i
     store.save(step + 1, {"weights": 0}, score=None)
     # The two newest, the best, and nothing half-written.
     assert len(list(store.folder.iterdir())) in (2, 3)
+
+
+# Two ranks, and rank 0 is the driver as well. Both hold a half of one tensor, so both write a piece.
+RANKS = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from unirl.distributed.group.exchange import Exchange
+from unirl.distributed.group.rank_info import RankInfo
+from unirl.distributed.group.world import join
+from unirl.train.checkpoint import CheckpointStore, RankPart
+from unirl.train.shards import ShardReader, ShardWriter
+
+folder = Path(sys.argv[1])
+store = CheckpointStore(folder / "checkpoints", keep_last=2, keep_best=0)
+
+def tensor(step):
+    return torch.full((2000,), float(step))
+
+class Both(RankPart):
+    def __init__(self, info, step):
+        self.info, self.step = info, step
+        self.writer, self.exchange = ShardWriter(info), Exchange(info)
+        self.mesh = init_device_mesh("cpu", (2,))
+    def write(self, folder, *, background):
+        folder = Path(self.exchange.all(lambda: str(folder))[0])
+        halves = {"w": distribute_tensor(tensor(self.step), self.mesh, [Shard(0)])}
+        self.writer.start(folder, halves, {"step": self.step, "rank": self.info.rank}, background=background)
+    def writing(self):
+        return self.writer.writing()
+    def written(self):
+        return self.writer.finish()
+
+def save_forever(rank, rendezvous, first, confirm, before):
+    info = RankInfo(rank, 2, dp=2)
+    join(info, rendezvous, device_type="cpu", timeout=10)
+    part = Both(info, first)
+    before(rank)
+    while True:
+        if rank == 0:
+            store.start(part.step, {"backend": part, "cursor": part.step}, score=None, background=True).finish()
+            os.write(confirm, part.step.to_bytes(4, "big"))
+        else:
+            part.write(None, background=True)
+            part.written()
+        part.step += 1
+
+def start(first, before, number):
+    read, write = os.pipe()
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            try:
+                save_forever(rank, f"file://{folder}/rendezvous{number}", first, write, before)
+            except BaseException:
+                os._exit(1)  # the other one is gone
+        children.append(child)
+    os.close(write)
+    return children, read
+
+def die_at(rank, count):
+    def patch(own):
+        seen, fsync = [], os.fsync
+        def counted(descriptor):
+            seen.append(descriptor)
+            if len(seen) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            fsync(descriptor)
+        if own == rank:
+            os.fsync = counted
+    return patch
+
+def examine(children, read, confirmed):
+    for child in children:
+        os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as pipe:
+        steps = pipe.read()
+    confirmed = int.from_bytes(steps[-4:], "big") if steps else confirmed
+    found = store.latest()
+    assert found is not None and found.step >= confirmed, (found, confirmed)
+    loaded = store.load(found, "cpu")
+    reader, whole = ShardReader(loaded["backend"]), torch.zeros(2000)
+    reader.read({"w": whole})
+    assert torch.equal(whole, tensor(found.step)) and loaded["cursor"] == found.step
+    assert [reader.own(rank) for rank in range(2)] == [{"step": found.step, "rank": rank} for rank in range(2)]
+    return found.step, sum(path.name.startswith(".partial") for path in store.folder.iterdir())
+
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+step, leftovers, kills = -1, [], 0
+moments, number = random.Random(int(sys.argv[2])), 0
+plans = [(rank, count) for rank, last in ((0, 18), (1, 8)) for count in range(9 if rank == 0 else 4, last)]
+plans = plans if sys.argv[3] == "calls" else [None] * int(sys.argv[3])
+for plan in plans:
+    number += 1
+    children, read = start(step + 1, die_at(*plan) if plan else lambda rank: None, number)
+    if plan:
+        os.waitid(os.P_PID, children[plan[0]], os.WEXITED | os.WNOWAIT)
+    else:
+        os.read(read, 4)
+        time.sleep(moments.uniform(0.0, 0.1))
+        os.kill(children[moments.randrange(2)], signal.SIGKILL)
+    time.sleep(0.05)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    step, left = examine(children, read, step)
+    leftovers.append(left)
+print(json.dumps([step, sum(leftovers), len(leftovers)]))
+"""
+
+
+def test_killed_between_the_writes_of_two_ranks_the_last_confirmed_step_is_there_and_whole(tmp_path):
+    step, interrupted, kills = json.loads(run_script(RANKS, str(tmp_path), "0", "calls"))
+    assert kills == 13
+    assert interrupted >= 8
+    assert step > 0
+
+
+@pytest.mark.slow
+def test_two_ranks_killed_at_random_moments_leave_a_whole_checkpoint_every_time(tmp_path):
+    step, interrupted, kills = json.loads(run_script(RANKS, str(tmp_path), "1", "25"))
+    assert kills == 25
+    assert interrupted > 2
+    assert step > 25

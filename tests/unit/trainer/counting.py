@@ -40,11 +40,11 @@ class Counting(Trainer):
     def __init__(self, common: CommonConfig, events: Events | None = None) -> None:
         super().__init__(common)
         self.events = events or Events()
-        self.total, self.done = torch.zeros(1), 0
         self.trained: list[int] = []
         self.drawn: list[tuple[float, float, float]] = []
 
     def setup(self, slab: Slab) -> None:
+        self.total, self.done = torch.zeros(1), 0
         self.events.in_setup()
 
     def step(self, number: int) -> Metrics:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import last_state
 from tests.tiny_language_policy import SMALL_LM, WRITING
 from unirl.algorithms.grpo import GRPO
 from unirl.algorithms.ppo import PPO
@@ -18,7 +19,6 @@ from unirl.data.prompts import ListedPrompts
 from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.service import RewardConfig, WeightedScorer
 from unirl.train.backend.config import ARBackendConfig
-from unirl.train.checkpoint import CheckpointStore
 from unirl.trainer.ar import ARConfig, ARTrainConfig, ARTrainer
 from unirl.trainer.responses import Overlong, ResponseConfig
 from unirl.trainer.rl import AdvantageConfig, DataConfig
@@ -59,10 +59,7 @@ def lines(output: Path) -> list[dict[str, Any]]:
 
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
-    store = CheckpointStore(output / "run" / "checkpoints", keep_last=1, keep_best=0)
-    checkpoint = store.latest()
-    assert checkpoint is not None
-    return store.load(checkpoint, "cpu")["backend"]["parameters"]
+    return last_state(output / "run")["parameters"]
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), [(GRPO(), {"responses": DAPO}), (PPO(), {})], ids=["dapo", "ppo"])

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from unirl.distributed.group.rank_actor import Process, oom_kills
 
-_PATIENCE = 10.0  # seconds for another node to answer
+_PATIENCE = 30.0  # seconds for another node to answer
 _DUMP = 1.0  # seconds in which a process writes where its threads are
 _TAIL = 4000  # characters of a standard error that are worth showing
 
@@ -26,9 +26,10 @@ def cause_of_death(process: Process | None, error: RayError) -> str:
         return "out of memory: Ray killed it before the node ran dry"
     if process is None:
         return f"it did not start ({_last_line(error)})"
-    if not any(node["NodeID"] == process.node and node["Alive"] for node in ray.nodes()):
-        return "its node is gone"
-    left, kills = _on_node(process, _left_behind)
+    try:
+        left, kills = _on_node(process, _left_behind)
+    except RayError:  # Ray may not have heard yet that it went
+        return "its node is gone, or does not answer"
     fatal = [line for line in left.splitlines() if line.startswith("Fatal Python error")]
     if fatal:
         return f"it crashed ({fatal[-1].removeprefix('Fatal Python error: ')})"

@@ -80,7 +80,8 @@ class DevicePool:
         return count // axes.product * axes.product
 
     def seats(self, count: int, axes: Axes, *, timeout: float, patient: bool = False) -> Seats:
-        """That many devices, in the order of ranks: those of one node adjacent, each tp x sp within one.
+        """That many devices, in the order of ranks: those of one node adjacent, the driver's first, each tp x sp
+        within one.
 
         timeout: seconds to wait for devices that somebody else holds
         patient: wait for devices that the cluster has not, too, as for those of a node that comes back
@@ -101,7 +102,8 @@ class DevicePool:
                 f"{free[self._resource]:g} {self._resource}s of the Ray cluster"
             )
         nodes = placement_group_table(group)["bundles_to_node_id"]
-        order = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))
+        here = ray.get_runtime_context().get_node_id()
+        order = sorted(nodes, key=lambda bundle: (nodes[bundle] != here, nodes[bundle], bundle))
         return Seats(
             group, tuple(self._on(group, bundle) for bundle in order for _ in range(axes.on_node)),
             one_node=len(set(nodes.values())) == 1,

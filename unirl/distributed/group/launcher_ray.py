@@ -26,6 +26,7 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError
 from unirl.distributed.group.rank_actor import Failure, Outcome, Process, RankActor, Said, Shape
 from unirl.distributed.group.remote import Remote
+from unirl.distributed.tensor.direct import Direct
 from unirl.distributed.tensor.plane import DataPlane
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ class RayLauncher(Launcher):
             "max_task_retries": 0,
             "enable_task_events": False,
         }
-        actor = ray.remote(RankActor)
+        whole_class: dict[str, Any] = {"enable_tensor_transport": isinstance(plane.transport, Direct)}
+        actor = ray.remote(**whole_class)(RankActor)
         self._actors = [
             actor.options(**fixed, **options).remote(slab, info, plane, logger.getEffectiveLevel())
             for info, options in zip(self.ranks, self._seats.options, strict=True)
@@ -158,7 +160,7 @@ class RayLauncher(Launcher):
         self._idle_since = time.monotonic()
         stuck = sorted(call.refs.values())
         if not failures and not stuck:
-            call.values = values
+            call.values = dict(sorted(values.items()))
             return
         call.error = self._first_cause(call, failures) if failures else self._too_late(call, stuck)
         ended = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())

@@ -37,6 +37,8 @@ class Placement:
     address:  `host:port` of a Ray cluster to join, `auto` for the one of this machine; None is the one that RAY_ADDRESS
               names, else one that is started for the run and stopped with it
     deadline: seconds that one call of a worker may take, loading weights included; then it counts as hung
+    transport: what carries pictures, latents and conditions between ranks: Ray's object store, or `direct` from memory
+              to memory (NIXL), on GPUs without a way through the CPU
     """
 
     launcher: Literal["local", "ray"] = "local"
@@ -48,6 +50,7 @@ class Placement:
     pp: int = 1
     address: str | None = None
     deadline: float = 3600.0
+    transport: Literal["object_store", "direct"] = "object_store"
 
     def __post_init__(self) -> None:
         if self.launcher not in ("local", "ray"):
@@ -78,6 +81,7 @@ class Placement:
             return Slab(LocalLauncher(name), device_type=self.device_type())
         from unirl.distributed.group.device_pool import DevicePool
         from unirl.distributed.group.launcher_ray import RayLauncher
+        from unirl.distributed.tensor.direct import Direct
         from unirl.distributed.tensor.object_store import ObjectStore
 
         with contextlib.ExitStack() as closing:
@@ -85,13 +89,14 @@ class Placement:
             axes = self._axes()
             devices = pool.capacity(axes) if self.devices is None else self.devices
             devices = devices if in_place_of is None else in_place_of.size
+            transport = Direct if self.transport == "direct" else ObjectStore
             launcher = RayLauncher(
                 name,
                 pool,
                 devices,
                 axes=axes,
                 deadline=self.deadline,
-                plane=DataPlane(ObjectStore(self.deadline)),
+                plane=DataPlane(transport(self.deadline)),
                 patient=in_place_of is not None,
             )
             return Slab(launcher, device_type=pool.device_type, afterwards=closing.pop_all().close)
@@ -109,9 +114,16 @@ class Placement:
     def _check_ray(self) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ValueError("placement.launcher is ray, which is not installed: pip install unirl[ray]")
+        for name in ("tp", "sp", "ep", "pp"):
+            if self.__dict__[name] < 1:
+                raise ValueError(f"placement.{name} must be at least 1, got {self.__dict__[name]}")
         axes = self._axes()
         if self.devices is not None:
             axes.ranks(self.devices)
+        if self.transport not in ("object_store", "direct"):
+            raise ValueError(f"placement.transport must be object_store or direct, got {self.transport!r}")
+        if self.transport == "direct" and importlib.util.find_spec("nixl") is None:
+            raise ValueError("placement.transport is direct, which needs NIXL: pip install unirl[direct]")
         if not self.deadline > 0:
             raise ValueError(f"placement.deadline must be positive, got {self.deadline:g}")
         if self.address is not None and self.address.startswith("ray://"):

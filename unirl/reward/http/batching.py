@@ -2,11 +2,13 @@
 
     request -> queues by scorer and picture size -> one thread: the oldest sample's queue, up to max_batch -> outcomes
 
-A thread takes what is submitted, waits for a first sample, then `max_wait_ms` for company, and ends with `close`.
+A thread takes what is submitted and waits for a first sample; for company, up to `max_wait_ms`, only while a request is
+on its way in. What comes while it scores is the next batch. It ends with `close`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import logging
@@ -36,13 +38,25 @@ class Closed(Exception):
     """The server stops."""
 
 
+class Overdue(Exception):
+    """A batch takes longer than it may."""
+
+
+class Stuck(Overdue):
+    """Such a batch keeps the thread, which takes nothing more before it ends."""
+
+
 @dataclasses.dataclass
 class Ticket:
-    """Samples of one request under one scorer. The future gets their outcomes, in order, when the last one is there."""
+    """Samples of one request under one scorer. The future gets their outcomes, in order, when the last one is there.
+
+    abandoned: nobody waits for them any more, and what is still in a queue is not scored
+    """
 
     outcomes: list[Outcome | None]
     left: int
     future: Future[list[Outcome]]
+    abandoned: bool = False
 
     def fill(self, row: int, outcome: Outcome) -> None:
         self.outcomes[row] = outcome
@@ -69,7 +83,11 @@ class Batch:
 
 
 class Lane:
-    """One thread for `scorers`: none of them runs beside another."""
+    """One thread for `scorers`: none of them runs beside another.
+
+    max_wait:      seconds for company, while `coming` says that a request is on its way in
+    batch_seconds: after which a batch is overdue. Nothing stops a thread: who waits is told, who comes is not let in
+    """
 
     def __init__(
         self,
@@ -78,10 +96,13 @@ class Lane:
         max_batch: int,
         max_wait: float,
         max_queue: int,
+        batch_seconds: float,
+        coming: Callable[[], bool],
         done: Callable[[Batch], None],
     ) -> None:
         self.scorers, self._max_batch, self._max_wait, self._max_queue = scorers, max_batch, max_wait, max_queue
-        self._done = done
+        self._batch_seconds, self._coming, self._done = batch_seconds, coming, done
+        self._at: tuple[str, float] | None = None  # the scorer that is at a batch, and since when
         self._queues: dict[tuple[str, _Shapes], collections.deque[_Waiting]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._waiting, self._closed, self._changed = 0, False, threading.Condition()
@@ -93,8 +114,29 @@ class Lane:
         """Samples in the queues."""
         return self._waiting
 
-    def submit(self, scorer: str, samples: list[ScorerInput]) -> Future[list[Outcome]]:
-        """Outcomes of the samples; QueueFull where they do not fit, Closed after `close`."""
+    def overdue(self) -> str:
+        """Which scorer is at a batch for too long; nothing where none is."""
+        if self._seconds_left() > 0 or (at := self._at) is None:
+            return ""
+        return f"scorer {at[0]} is at a batch for longer than batch_seconds={self._batch_seconds:g}"
+
+    async def outcomes(self, scorer: str, samples: list[ScorerInput]) -> list[Outcome]:
+        """As `submit`; Overdue where a batch that they are in, or wait for, takes too long."""
+        ticket = self.submit(scorer, samples)
+        future = asyncio.wrap_future(ticket.future)
+        try:
+            while not future.done():
+                if late := self.overdue():
+                    raise Overdue(late)
+                await asyncio.wait([future], timeout=self._seconds_left())
+        finally:
+            ticket.abandoned = True
+        return future.result()
+
+    def submit(self, scorer: str, samples: list[ScorerInput]) -> Ticket:
+        """Outcomes of the samples; QueueFull where they do not fit, Stuck behind a batch, Closed after `close`."""
+        if late := self.overdue():
+            raise Stuck(late)
         ticket = Ticket([None] * len(samples), len(samples), Future())
         with self._changed:
             if self._closed:
@@ -106,13 +148,15 @@ class Lane:
                 queue.append(_Waiting(sample, ticket, row, time.monotonic()))
             self._waiting += len(samples)
             self._changed.notify()
-        return ticket.future
+        return ticket
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """What `function` returns on the thread of the scorers, before the next batch."""
+        """What `function` returns on the thread of the scorers, when no sample waits there."""
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 future.set_result(function())
             except Exception as error:  # noqa: BLE001 - who waits for the future gets it
@@ -139,7 +183,9 @@ class Lane:
         while (batch := self._next()) is not None:
             name, waiting = batch
             start = time.monotonic()
+            self._at = (name, start)
             outcomes = self._outcomes(name, [one.sample for one in waiting])
+            self._at = None
             # Told first: who has the reply may ask for the figures.
             self._done(Batch(name, outcomes, time.monotonic() - start))
             for one, outcome in zip(waiting, outcomes, strict=True):
@@ -151,24 +197,38 @@ class Lane:
 
     def _next(self) -> tuple[str, list[_Waiting]] | None:
         """A batch of the queue whose first sample waits longest; None after `close`."""
-        with self._changed:
-            while not self._closed and not self._queues:
-                if self._calls:
-                    self._calls.popleft()()
-                else:
+        while True:
+            with self._changed:
+                while not self._closed and not self._queues and not self._calls:
                     self._changed.wait()
-            if self._closed:
-                return None
-            key = min(self._queues, key=lambda key: self._queues[key][0].since)
-            queue = self._queues[key]
-            due = queue[0].since + self._max_wait
-            while len(queue) < self._max_batch and not self._closed and (left := due - time.monotonic()) > 0:
-                self._changed.wait(left)
-            batch = [queue.popleft() for _ in range(min(len(queue), self._max_batch))]
-            if not queue:
-                del self._queues[key]
-            self._waiting -= len(batch)
-            return key[0], batch
+                if self._closed:
+                    return None
+                batch = self._taken() if self._queues else None
+                call = None if batch else self._calls.popleft()
+            if call is not None:
+                call()
+            elif batch is not None and batch[1]:
+                return batch
+
+    def _taken(self) -> tuple[str, list[_Waiting]]:
+        """Under the lock; a batch whose samples are all abandoned is empty."""
+        key = min(self._queues, key=lambda key: self._queues[key][0].since)
+        queue = self._queues[key]
+        due = queue[0].since + self._max_wait
+        while len(queue) < self._max_batch and self._coming() and not self._closed:
+            if (left := due - time.monotonic()) <= 0:
+                break
+            self._changed.wait(left)
+        batch = [queue.popleft() for _ in range(min(len(queue), self._max_batch))]
+        if not queue:
+            del self._queues[key]
+        self._waiting -= len(batch)
+        return key[0], [one for one in batch if not one.ticket.abandoned]
+
+    def _seconds_left(self) -> float:
+        """For the batch that it is at, or would be."""
+        at = self._at
+        return self._batch_seconds if at is None else at[1] + self._batch_seconds - time.monotonic()
 
     def _outcomes(self, name: str, samples: list[ScorerInput]) -> list[Outcome]:
         scorer = self.scorers[name]

@@ -9,11 +9,13 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from typing import Literal
 
 import httpx
 
 from unirl.config.environment import secret
 from unirl.reward.http import protocol
+from unirl.reward.http.media import Malformed
 from unirl.reward.scorer import ScorerInput, Unscored
 from unirl.reward.tries import FailedTry, Tries, answer, check_tries, check_url, client, excerpt
 
@@ -29,7 +31,7 @@ class Server:
     urls:             such as `http://127.0.0.1:8080`; chunks go to them in turn, and a failed one to the next
     token_variable:   environment variable that holds the bearer token; None sends none
     tries, pause, seconds_per_try, seconds_in_all: as of a `Chat`; the defaults outlast a restart of a minute
-    seconds_to_start: for the scorers of a server to be loaded when a run starts
+    seconds_to_start: for the scorers of a server to be loaded when a run starts, and to leave or take their device
     concurrency:      requests at a time, from each worker
     chunk, chunk_mb:  samples and megabytes (2^20 bytes) of a request; a larger sample goes alone
     """
@@ -65,6 +67,29 @@ class Server:
     def scores(self, scorer: str, version: str, samples: list[ScorerInput]) -> list[float]:
         """A score per sample, in order, Unscored with its cause where there is none; never raises for a server."""
         return asyncio.run(self._scores(scorer, version, samples))
+
+    def sleep(self) -> None:
+        """The scorers of all servers leave their device; RuntimeError, naming the server, where they do not."""
+        asyncio.run(self._residency("offloaded"))
+
+    def wake(self) -> None:
+        """They take it again; RuntimeError as `sleep`."""
+        asyncio.run(self._residency("resident"))
+
+    async def _residency(self, state: Literal["resident", "offloaded"]) -> None:
+        deadline = time.monotonic() + self.seconds_to_start
+        tries = Tries(self.tries, self.pause, self.seconds_to_start, self.seconds_to_start, deadline)
+        async with client(self.token_variable) as http:
+            for url in self.urls:
+                request = http.build_request("POST", f"{url.rstrip('/')}/v1/residency", json={"state": state})
+
+                async def once(_attempt: int, seconds: float, request: httpx.Request = request) -> bytes:
+                    return await answer(http, request, seconds, _MOST_BYTES)
+
+                try:
+                    await tries.first_success(once, random.Random(url))
+                except FailedTry as failed:
+                    raise RuntimeError(f"the scorers of reward server {url} are not {state}: {failed}") from failed
 
     async def _version(self, scorer: str) -> str:
         versions: dict[str, str] = {}
@@ -160,7 +185,7 @@ class _Call:
                 return protocol.parsed_reply(content, self.scorer, self.version, ids)
             except protocol.OtherVersion as other:
                 raise FailedTry(f"{url}: {other}") from other
-            except protocol.Malformed as malformed:
+            except Malformed as malformed:
                 raise FailedTry(f"{url}: {malformed}", passing=True) from malformed
             except FailedTry as failed:
                 raise FailedTry(f"{url}: {failed}", passing=failed.passing, retry_after=failed.retry_after) from failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,13 @@ class ServeConfig:
     host, port:     where it listens; 0 takes a free port
     token_variable: environment variable that holds the bearer token; needed on any host but this machine's own
     max_batch:      samples that a scorer is given at once; they may come from several requests
-    max_wait_ms:    how long a sample waits for others to share its batch
+    max_wait_ms:    how long a sample waits for others to share its batch, while a request is on its way in
+    batch_seconds:  that scorers without processes of their own may be at one batch; what waits then gets 504, and what
+                    comes 503 as long as the batch lasts, for nothing stops a thread: a time_limit does. Clients must
+                    have more patience
+    load_seconds:   for a scorer to be loaded, and for all of them to move
     max_items:      of a request
-    max_body_mb:    of a request, in 2^20 bytes; more is refused with 413
+    max_body_mb:    of a request, in 2^20 bytes, and of what its picture files decode to; more is refused with 413
     max_queue:      samples waiting, above which requests are refused with 429
     max_replies:    so many replies are kept for clients that ask again because theirs got lost
     """
@@ -87,6 +92,8 @@ class ServeConfig:
     token_variable: str | None = None
     max_batch: int = 16
     max_wait_ms: float = 5.0
+    batch_seconds: float = 100.0
+    load_seconds: float = 1800.0
     max_items: int = 256
     max_body_mb: int = 256
     max_queue: int = 4096
@@ -104,6 +111,9 @@ class ServeConfig:
             raise ValueError(f"max_items={self.max_items} never fit in a queue of max_queue={self.max_queue}")
         if not 0 <= self.max_wait_ms <= 1000:
             raise ValueError(f"max_wait_ms must be in 0..1000, got {self.max_wait_ms}")
+        for name in ("batch_seconds", "load_seconds"):
+            if not 0 < vars(self)[name] < math.inf:
+                raise ValueError(f"{name} must be positive seconds, got {vars(self)[name]}")
         if self.token_variable is not None:
             secret(self.token_variable)
         elif not _is_loopback(self.host):

@@ -2,7 +2,8 @@
 
     this server -> loopback -> `python -m unirl.reward.http.other_python CONFIG` under that Python -> the scorer
 
-It is started again where it has ended, and ends with this process, whatever that ends by: its standard input closes.
+It is started again where it has ended or is stuck. It ends with this process, whatever that ends by: its standard input
+closes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from unirl.reward.http.client import Server
 from unirl.reward.scorer import Scorer, ScorerInput, Unscored
 
@@ -31,10 +34,11 @@ _LINGER_SECONDS = 0.2  # a connection breaks a moment before the process is gone
 
 
 class OtherPython(Scorer):
-    """`served` is the plain data of the scorer's section in a server's file."""
+    """`served` is the plain data of the scorer's section in a server's file; batch_seconds: as of that server"""
 
-    def __init__(self, name: str, python: Path, served: dict[str, Any]) -> None:
-        self._name, self._python, self._served = name, python, served
+    def __init__(self, name: str, python: Path, served: dict[str, Any], batch_seconds: float) -> None:
+        self._name, self._python = name, python
+        self._served = {"scorers": {name: served}, "port": 0, "batch_seconds": batch_seconds}
         self._running: _Running | None = None
 
     @property
@@ -45,13 +49,18 @@ class OtherPython(Scorer):
         self._alive()
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
-        """RuntimeError where the process ends twice: with a batch halved, the sample to blame stands alone."""
+        """RuntimeError where the process ends twice or is stuck: with a batch halved, the one to blame stands alone."""
         for _ in range(2):
             running = self._alive()
             scores = running.server.scores(self._name, running.version, samples)
-            failed = any(isinstance(score, Unscored) for score in scores)
-            if not failed or running.exit_code(_LINGER_SECONDS) is None:
+            failed = next((score for score in scores if isinstance(score, Unscored)), None)
+            if failed is None:
                 return scores
+            if running.exit_code(_LINGER_SECONDS) is None:
+                if not running.is_stuck():
+                    return scores
+                self.close()
+                raise RuntimeError(f"the process under {self._python} was stuck: {failed.cause}")
         raise RuntimeError(f"the process under {self._python} ended with exit code {running.exit_code()}")
 
     def close(self) -> None:
@@ -72,7 +81,7 @@ class _Running:
     def __init__(self, name: str, python: Path, served: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "serve.yaml"
-            config.write_text(json.dumps({"scorers": {name: served}, "port": 0}))  # JSON is YAML
+            config.write_text(json.dumps(served))  # JSON is YAML
             command = [str(python), "-m", "unirl.reward.http.other_python", str(config)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self.stop = weakref.finalize(self, _end, process)
@@ -80,7 +89,7 @@ class _Running:
         if not url.startswith("http://"):
             self.stop()
             raise RuntimeError(f"scorer {name} does not start under {python}: exit code {process.returncode}")
-        self._process = process
+        self._process, self._url = process, url
         self.server = Server(
             (url,), tries=2, pause=0.1, seconds_per_try=_CALL_SECONDS, seconds_in_all=_CALL_SECONDS,
             seconds_to_start=_START_SECONDS,
@@ -90,6 +99,13 @@ class _Running:
         except ValueError as error:
             self.stop()
             raise RuntimeError(f"scorer {name} does not load under {python}: {error}") from error
+
+    def is_stuck(self) -> bool:
+        """Whether it is not ready any more, or does not even say so."""
+        try:
+            return httpx.get(f"{self._url}/readyz", timeout=_END_SECONDS, trust_env=False).is_error
+        except httpx.HTTPError:
+            return True
 
     def exit_code(self, wait: float = 0.0) -> int | None:
         """None while it runs, and still does after `wait` seconds."""

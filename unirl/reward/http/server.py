@@ -1,13 +1,15 @@
 """The end points of a reward server.
 
-    POST /v1/score     protocol.py
-    GET  /v1/scorers   what is served, with versions
-    POST /v1/selftest  the examples once more
-    GET  /healthz      the process is alive         GET /readyz   every scorer is loaded and has passed its examples
-    GET  /metrics      Prometheus
+    POST /v1/score      protocol.py
+    GET  /v1/scorers    what is served, with versions
+    POST /v1/selftest   the examples once more
+    GET  /v1/residency  {state: loading | resident | offloaded}        POST {state: resident | offloaded}
+    GET  /healthz       the process is alive         GET /readyz   every scorer can be asked, or why not
+    GET  /metrics       Prometheus
 
-400: malformed. 401: the token. 404: no such scorer. 408: too slow. 413: too large. 422: the key of another request.
-429 and 503, with Retry-After: full; loading or stopping. A sample that fails is an error in a reply of status 200.
+400: malformed. 401: the token. 404: no such scorer. 408: too slow. 413: too large. 415: neither msgpack nor JSON.
+422: the key of another request. 429 and 503, with Retry-After: full; loading, offloaded, stuck or stopping.
+504: a batch takes too long. A sample that fails is an error in a reply of status 200.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import dataclasses
 import hmac
+import json
 import logging
 import socket
+import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import get_args
 
 import prometheus_client
 import uvicorn
@@ -28,27 +31,27 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.responses import JSONResponse
 
 from unirl.config.environment import secret
-from unirl.config.load import dump
-from unirl.reward.http import protocol, selftest
-from unirl.reward.http.batching import Batch, Closed, Lane, QueueFull
-from unirl.reward.http.config import ServeConfig, ServedScorer
-from unirl.reward.http.other_python import OtherPython
-from unirl.reward.model_scorer import ModelScorer
-from unirl.reward.outcome import Outcome
-from unirl.reward.scorer import Scorer, ScorerInput
-from unirl.reward.time_limit import TimeLimited
-from unirl.reward.version import by_settings, version_of
+from unirl.reward.http import protocol
+from unirl.reward.http.batching import Batch, Closed, Overdue, QueueFull, Stuck
+from unirl.reward.http.config import ServeConfig
+from unirl.reward.http.fleet import Fleet, NotReady, Residency, described
+from unirl.reward.http.media import Malformed, TooLarge
+from unirl.reward.scorer import ScorerInput
 
 _log = logging.getLogger(__name__)
-_END_SECONDS = 5  # for what is in work when the server stops
 _BODY_SECONDS = 120  # for a request to arrive
+_END_SECONDS = 5  # for replies on their way when the server stops
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_AGAIN = {"Retry-After": "1"}
 
 
 def listening_socket(config: ServeConfig) -> socket.socket:
     """OSError where the address is taken."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server((config.host, config.port), family=family)
+    listener = socket.create_server((config.host, config.port), family=family)
+    # Its connections inherit it; without, every reply but the first of a connection waits 40 ms for an acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 class RewardServer:
@@ -58,8 +61,7 @@ class RewardServer:
         self.config = config
         self.failure: str | None = None
         self._figures = _Figures()
-        self._lanes: dict[str, Lane] = {}
-        self._versions: dict[str, str] = {}
+        self._fleet = Fleet(config, self._figures.count)
         self._replies: collections.OrderedDict[str, tuple[object, asyncio.Task[bytes]]] = collections.OrderedDict()
         self._token = None if config.token_variable is None else f"Bearer {secret(config.token_variable)}".encode()
         settings = uvicorn.Config(
@@ -79,6 +81,8 @@ class RewardServer:
         closed = APIRouter(dependencies=[Depends(self._check_token)])
         closed.add_api_route("/v1/score", self._score, methods=["POST"], response_model=None)
         closed.add_api_route("/v1/selftest", self._selftest, methods=["POST"], response_model=None)
+        closed.add_api_route("/v1/residency", self._residency, methods=["GET"], response_model=None)
+        closed.add_api_route("/v1/residency", self._move, methods=["POST"], response_model=None)
         closed.add_api_route("/v1/scorers", self._scorers, methods=["GET"], response_model=None)
         closed.add_api_route("/metrics", self._metrics, methods=["GET"], response_model=None)
         app = FastAPI(title="UniRL rewards", lifespan=self._lifespan, openapi_url=None)
@@ -94,62 +98,13 @@ class RewardServer:
             yield
         finally:
             loading.cancel()
-            for lane in {id(lane): lane for lane in self._lanes.values()}.values():
-                await asyncio.to_thread(lane.close, _END_SECONDS)
+            await self._fleet.close()
 
     async def _load(self) -> None:
-        """Lanes, models and examples; a scorer that fails ends the server."""
-        scorers = self.config.scorers
-        shared = {name: served.scorer for name, served in scorers.items() if not served.apart}
-        if shared:
-            lane = self._lane(dict(shared))
-            self._lanes.update(dict.fromkeys(shared, lane))
-        for name, served in scorers.items():
-            if served.apart:
-                self._lanes[name] = self._lane({name: _apart(name, served)})
-        for name in scorers:
-            try:
-                version = await self._version(name)
-                wrong = await self._complaint(name)
-            except Exception as error:  # noqa: BLE001 - scorers are anybody's code; told to who started the server
-                _log.exception("scorer %s", name)
-                version, wrong = "", f"{type(error).__name__}: {error}"
-            if wrong is not None:
-                self.failure = f"scorer {name} is not fit to be served: {wrong}"
-                self.stop()
-                return
-            self._versions[name] = version
-
-    async def _version(self, name: str) -> str:
-        """Found on the thread that will run the scorer; what has a time limit is loaded by its own processes only."""
-        lane, served = self._lanes[name], self.config.scorers[name]
-        if isinstance(runner := lane.scorers[name], OtherPython):
-            return await asyncio.wrap_future(lane.call(lambda: runner.version))
-        if isinstance(runner, TimeLimited):
-            return by_settings(served.scorer)
-        return await asyncio.wrap_future(lane.call(lambda: version_of(served.scorer)))
-
-    def _lane(self, scorers: dict[str, Scorer | TimeLimited]) -> Lane:
-        return Lane(
-            scorers,
-            max_batch=self.config.max_batch,
-            max_wait=self.config.max_wait_ms / 1000,
-            max_queue=self.config.max_queue,
-            done=self._figures.count,
-        )
-
-    async def _complaint(self, name: str) -> str | None:
-        """Of the examples of a scorer: all of them twice, then each alone."""
-        examples = self.config.scorers[name].examples
-        if not examples:
-            return None
-        samples = selftest.inputs(examples)
-        runs = [await self._outcomes(name, samples) for _ in range(2)]
-        alone = [(await self._outcomes(name, [sample]))[0] for sample in samples]
-        return selftest.complaint(examples, runs, alone)
-
-    async def _outcomes(self, name: str, samples: list[ScorerInput]) -> list[Outcome]:
-        return await asyncio.wrap_future(self._lanes[name].submit(name, samples))
+        """A scorer that fails ends the server."""
+        self.failure = await self._fleet.load()
+        if self.failure is not None:
+            self.stop()
 
     async def _check_token(self, request: Request) -> None:
         if self._token is None:
@@ -159,28 +114,37 @@ class RewardServer:
             raise HTTPException(401, "the token is missing or another one", {"WWW-Authenticate": "Bearer"})
 
     async def _score(self, request: Request) -> Response:
+        start = time.monotonic()
+        content_type = request.headers.get("content-type", protocol.MEDIA_TYPE).partition(";")[0].strip().lower()
+        if content_type not in protocol.FORMS:
+            return _refused(415, f"the Content-Type is one of {sorted(protocol.FORMS)}, got {content_type!r}")
+        form = protocol.FORMS[content_type]
         try:
-            body = await self._body(request)
-            names, samples = protocol.parsed_request(body, self.config.max_items)
-            unknown = sorted(set(names) - set(self.config.scorers))
-            if unknown:
-                return _refused(404, f"no scorer {unknown}; served are {sorted(self.config.scorers)}")
-            if not self._is_ready():
-                return _refused(503, "the scorers are loading", {"Retry-After": "1"})
-            content = await self._once(request, names, samples)
-        except _TooLarge as error:
-            return _refused(413, str(error))
-        except protocol.Malformed as error:
-            return _refused(400, str(error))
-        except _OtherRequest as error:
-            return _refused(422, str(error))
-        except QueueFull as error:
-            return _refused(429, str(error), {"Retry-After": "1"})
+            with self._fleet.arrival():
+                names, samples = await self._asked(request, form)
+            content = await self._once(request, names, samples, form, start)
+        except (Malformed, TooLarge, _UnknownScorer, _OtherRequest) as error:
+            return _refused(_STATUS[type(error)], str(error))
+        except (QueueFull, NotReady, Stuck, Overdue) as error:
+            return _refused(_STATUS[type(error)], str(error), _AGAIN)
         except TimeoutError:
             return _refused(408, f"the body did not arrive within {_BODY_SECONDS} s")
         except Closed:
-            return _refused(503, "the server stops", {"Retry-After": "1"})
-        return Response(content, media_type=protocol.MEDIA_TYPE)
+            return _refused(503, "the server stops", _AGAIN)
+        return Response(content, media_type=content_type)
+
+    async def _asked(self, request: Request, form: protocol.Form) -> tuple[list[str], dict[str, ScorerInput]]:
+        body, most = await self._body(request), self.config.max_body_mb * 2**20
+
+        def parsed() -> tuple[list[str], dict[str, ScorerInput]]:
+            return protocol.parsed_request(body, most_items=self.config.max_items, most_bytes=most, form=form)
+
+        # Base64 and files take time, in which others are served; raw bytes take less than another thread.
+        names, samples = await asyncio.to_thread(parsed) if form == "json" else parsed()
+        unknown = sorted(set(names) - set(self.config.scorers))
+        if unknown:
+            raise _UnknownScorer(f"no scorer {unknown}; served are {sorted(self.config.scorers)}")
+        return names, samples
 
     async def _body(self, request: Request) -> bytes:
         most = self.config.max_body_mb * 2**20
@@ -189,23 +153,25 @@ class RewardServer:
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    raise _TooLarge(f"a body of more than max_body_mb={self.config.max_body_mb}")
+                    raise TooLarge(f"a body of more than max_body_mb={self.config.max_body_mb}")
                 parts.append(part)
         return b"".join(parts)
 
-    async def _once(self, request: Request, names: list[str], samples: dict[str, ScorerInput]) -> bytes:
+    async def _once(
+        self, request: Request, names: list[str], samples: dict[str, ScorerInput], form: protocol.Form, start: float
+    ) -> bytes:
         """The reply; that of an earlier request of the same idempotency key, also where it is still in work."""
         if protocol.KEY_HEADER not in request.headers:
-            return await self._reply(names, samples)
+            return await self._reply(names, samples, form, start)
         key = request.headers[protocol.KEY_HEADER]
-        what = (tuple(names), tuple((identity, sample.id) for identity, sample in samples.items()))
+        what = (form, tuple(names), tuple((identity, sample.id) for identity, sample in samples.items()))
         if key in self._replies:
             earlier, task = self._replies[key]
             if earlier != what:
                 raise _OtherRequest(f"idempotency key {key!r} was that of another request")
             self._figures.repeated.inc()
         else:
-            task = asyncio.create_task(self._reply(names, samples))
+            task = asyncio.create_task(self._reply(names, samples, form, start))
             self._replies[key] = (what, task)
             task.add_done_callback(lambda done: self._forget(key, done))
         # A client that goes away does not take the work of its next try with it.
@@ -221,44 +187,78 @@ class RewardServer:
                 return
             del self._replies[oldest]
 
-    async def _reply(self, names: list[str], samples: dict[str, ScorerInput]) -> bytes:
-        columns = await asyncio.gather(*(self._outcomes(name, list(samples.values())) for name in names))
+    async def _reply(
+        self, names: list[str], samples: dict[str, ScorerInput], form: protocol.Form, start: float
+    ) -> bytes:
+        columns = await self._fleet.outcomes(names, list(samples.values()))
         rows = zip(*columns, strict=True)
         results = {identity: dict(zip(names, row, strict=True)) for identity, row in zip(samples, rows, strict=True)}
-        return protocol.reply({name: self._versions[name] for name in names}, results, samples)
+        versions = {name: self._fleet.versions[name] for name in names}
+        return protocol.reply(versions, results, samples, seconds=time.monotonic() - start, form=form)
 
     async def _selftest(self) -> Response:
-        if not self._is_ready():
-            return _refused(503, "the scorers are loading", {"Retry-After": "1"})
-        complaints = {name: await self._complaint(name) for name in self.config.scorers}
+        try:
+            complaints = await self._fleet.complaints()
+        except (NotReady, Stuck, Overdue) as error:
+            return _refused(_STATUS[type(error)], str(error), _AGAIN)
         passed = not any(complaints.values())
         return JSONResponse({"passed": passed, "complaints": complaints}, status_code=200 if passed else 500)
 
+    async def _residency(self) -> Response:
+        return JSONResponse({"state": self._fleet.state})
+
+    async def _move(self, request: Request) -> Response:
+        try:
+            to = _residency(await self._body(request))
+            await self._fleet.move(to)
+        except (Malformed, TooLarge) as error:
+            return _refused(_STATUS[type(error)], str(error))
+        except (NotReady, Overdue) as error:
+            return _refused(_STATUS[type(error)], str(error), _AGAIN)
+        except Closed:
+            return _refused(503, "the server stops", _AGAIN)
+        except Exception as error:  # noqa: BLE001 - scorers are anybody's code; told to who asked
+            _log.exception("residency")
+            return _refused(500, f"{type(error).__name__}: {error}")
+        return JSONResponse({"state": self._fleet.state})
+
     async def _scorers(self) -> Response:
         scorers = {
-            name: _described(self.config.scorers[name].scorer) | {"version": version}
-            for name, version in self._versions.items()
+            name: described(self.config.scorers[name].scorer) | {"version": version}
+            for name, version in self._fleet.versions.items()
         }
-        return JSONResponse({"protocol": protocol.PROTOCOL, "ready": self._is_ready(), "scorers": scorers})
+        return JSONResponse({"protocol": protocol.PROTOCOL, "ready": not self._fleet.obstacle(), "scorers": scorers})
 
     async def _ready(self) -> Response:
-        return JSONResponse({"ready": self._is_ready()}, status_code=200 if self._is_ready() else 503)
+        obstacle = self._fleet.obstacle()
+        if obstacle:
+            return JSONResponse({"ready": False, "why": obstacle}, status_code=503)
+        return JSONResponse({"ready": True})
 
     async def _metrics(self) -> Response:
-        self._figures.waiting.set(sum({id(lane): lane.waiting for lane in self._lanes.values()}.values()))
+        self._figures.waiting.set(self._fleet.waiting)
         content = prometheus_client.generate_latest(self._figures.registry)
         return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
-    def _is_ready(self) -> bool:
-        return len(self._versions) == len(self.config.scorers)
 
-
-class _TooLarge(Exception):
+class _UnknownScorer(Exception):
     pass
 
 
 class _OtherRequest(Exception):
     pass
+
+
+_STATUS = {
+    Malformed: 400,
+    _UnknownScorer: 404,
+    TooLarge: 413,
+    _OtherRequest: 422,
+    QueueFull: 429,
+    NotReady: 503,
+    Stuck: 503,
+    Overdue: 504,
+}
 
 
 class _Figures:
@@ -288,17 +288,16 @@ class _Figures:
         self.seconds.labels(batch.scorer).observe(batch.seconds)
 
 
-def _apart(name: str, served: ServedScorer) -> TimeLimited | OtherPython:
-    """What runs a scorer that has processes of its own."""
-    if served.python is not None:
-        section = dump(served) | {"python": None, "examples": []}
-        return OtherPython(name, served.python, section)
-    assert served.limit is not None
-    return TimeLimited(name, served.scorer, served.limit, served.processes)
-
-
-def _described(scorer: Scorer) -> dict[str, Any]:
-    return dataclasses.asdict(scorer.card) if isinstance(scorer, ModelScorer) else {}
+def _residency(body: bytes) -> Residency:
+    """The state that is asked for."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"no json: {error}") from None
+    for state in get_args(Residency):
+        if asked == {"state": state}:
+            return state
+    raise Malformed(f'the body is {{"state": "resident"}} or {{"state": "offloaded"}}, got {asked!r:.100}')
 
 
 async def _alive() -> Response:

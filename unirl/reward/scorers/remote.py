@@ -35,6 +35,12 @@ class RemoteScorer(Scorer):
             return [Unscored(str(error)) for _ in samples]
         return self.server.scores(self.scorer, version, samples)
 
+    def sleep(self) -> None:
+        self.server.sleep()
+
+    def wake(self) -> None:
+        self.server.wake()
+
     @functools.cached_property
     def served_version(self) -> str:
         """What the server says that it serves. ValueError where it is not there, or serves something else."""

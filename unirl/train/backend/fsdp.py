@@ -6,8 +6,9 @@ trainable module. What a step decides (its norm, whether it is skipped) is the s
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, Literal
@@ -21,12 +22,17 @@ from unirl.models.base import Family
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
 from unirl.train.backend.gradients import clipped
 from unirl.train.backend.parallel import Split, refuse_axes
+from unirl.train.backend.state import COUNTERS, moments_like, nested, refuse_misfit, tensors_of
 from unirl.train.dtensor import all_whole, by_mesh
 from unirl.train.ema import Shadow
 from unirl.train.lora import inject, switched_off
 from unirl.train.rng import rng_state, seed_rngs, set_rng_state
+from unirl.train.shards import ShardReader, ShardWriter
+from unirl.train.stored_file import StoredFile
 from unirl.types.metric import Metrics, mean, total
 from unirl.types.seed import derive_seed
+
+logger = logging.getLogger(__name__)
 
 
 class FSDPBackend(Remote, Generic[FamilyT, StageT]):
@@ -46,6 +52,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         total_steps: int,
         with_reference: bool,
     ) -> None:
+        self._seed, self._writer = seed, ShardWriter(self.rank_info)
         # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
         seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
@@ -139,7 +146,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
 
     @remote(Dispatch.RANK_ZERO)
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs of this backend."""
+        """Everything that a resumed run needs of this backend, as this rank holds it; the tensors are the live ones."""
         return {
             "parameters": {name: p.detach() for name, p in self._parameters.items()},
             # A parameter that never got a gradient has no optimizer state, and gets none by being saved.
@@ -149,32 +156,61 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
                 if parameter in self._optimizer.state
             },
             "ema": None if self._ema is None else dict(self._ema.values),
-            "steps": self._steps,
-            "ema_updates": self._ema_updates,
-            "skipped_in_row": self._skipped_in_row,
-            "version": self.version,
-            "rng": rng_state(),
+            **self._own(),
         }
 
     @remote(Dispatch.BROADCAST)
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned, bit for bit, or nothing of it where it does not fit."""
-        self._refuse_misfit(state)
+        refuse_misfit(state, self._parameters, ema=self._ema is not None)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(state["parameters"][name])
-        device = self.device
-        self._optimizer.state.clear()
-        for name, entries in state["optimizer"].items():
-            # Copies: AdamW changes its moments in place, and `state` is the caller's.
-            moments = {k: v.to(device, copy=True) for k, v in entries.items()}
-            self._optimizer.state[self._parameters[name]] = moments
         if self._ema is not None:
             self._ema.load(state["ema"])
-        self._steps = self._steps_of_version = state["steps"]
-        self._ema_updates, self._skipped_in_row = state["ema_updates"], state["skipped_in_row"]
-        self.version = state["version"]
+        # Copies: AdamW changes its moments in place, and `state` is the caller's.
+        moments = {
+            name: {entry: value.to(self.device, copy=True) for entry, value in entries.items()}
+            for name, entries in state["optimizer"].items()
+        }
+        self._go_on(moments, state)
         set_rng_state(state["rng"])
+
+    @remote(Dispatch.BROADCAST)
+    def save(self, folder: Path, *, background: bool) -> None:
+        """Write the state into the existing `folder`, each rank its own part; `finish_save` ends it.
+
+        background: return when the state is copied to the memory of the host, and write while training goes on
+        """
+        self._writer.start(folder, tensors_of(self.state()), self._own(), background=background)
+
+    @remote(Dispatch.RANK_ZERO)
+    def saving(self) -> bool:
+        """Whether a save still writes. All ranks end together."""
+        return self._writer.writing()
+
+    @remote(Dispatch.BROADCAST)
+    def finish_save(self) -> dict[str, StoredFile]:
+        """Wait for the save under way: the files that all ranks have written, by name. Raises what failed on any."""
+        return self._writer.finish()
+
+    @remote(Dispatch.BROADCAST)
+    def load(self, folder: Path) -> None:
+        """Take over what `save` has written, on any number of ranks, bit for bit; a state that does not fit is refused.
+
+        What fails on one rank is raised on all.
+        """
+        self.spread.settle()
+        saved, reader = self._writer.ranks.together(lambda: self._fitting(folder))
+        moments = moments_like(saved["optimizer"], self._parameters)
+        into = {"parameters": self._parameters, "optimizer": moments, "ema": self._ema and self._ema.values}
+        self._writer.ranks.together(lambda: reader.read(tensors_of(into)))
+        self._go_on(moments, saved)
+        self._go_on_drawing(reader, folder)
+
+    def close(self) -> None:
+        """Wait for a save under way."""
+        self._writer.close()
 
     @remote(Dispatch.BROADCAST)
     def export(self, folder: Path, *, weights: Literal["live", "ema"]) -> None:
@@ -195,18 +231,35 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
             finally:
                 self.spread.settle()
 
-    def _refuse_misfit(self, state: dict[str, Any]) -> None:
-        saved = state["parameters"]
-        if set(saved) != set(self._parameters):
-            raise ValueError(_name_difference(set(saved), set(self._parameters)))
-        for name, parameter in self._parameters.items():
-            if saved[name].shape != parameter.shape:
-                found, wanted = tuple(saved[name].shape), tuple(parameter.shape)
-                raise ValueError(f"{name} was saved with the shape {found}, here it has {wanted}")
-        if state["steps"] > 0 and not state["optimizer"]:
-            raise ValueError(f"the checkpoint has taken {state['steps']} optimizer steps and holds no optimizer state")
-        if (self._ema is None) != (state["ema"] is None):
-            raise ValueError("the checkpoint and the recipe disagree on whether there is an EMA")
+    def _own(self) -> dict[str, Any]:
+        """What is not in tensors that all ranks share."""
+        counters = (self._steps, self._ema_updates, self._skipped_in_row, self.version)
+        return {**dict(zip(COUNTERS, counters, strict=True)), "rng": rng_state(), "dp_rank": self.rank_info.dp_rank}
+
+    def _fitting(self, folder: Path) -> tuple[dict[str, Any], ShardReader]:
+        """The state in `folder` without its data, and the reader of that."""
+        reader = ShardReader(folder)
+        saved = nested(reader.outline(), reader.own(0))
+        refuse_misfit(saved, self._parameters, ema=self._ema is not None)
+        return saved, reader
+
+    def _go_on_drawing(self, reader: ShardReader, folder: Path) -> None:
+        """With the stream of this rank, or of one that had its place among the data-parallel ones."""
+        rank, dp_rank = self.rank_info.rank, self.rank_info.dp_rank
+        saved = sorted(range(reader.world_size), key=lambda other: other != rank)
+        stream = next((own["rng"] for other in saved if (own := reader.own(other))["dp_rank"] == dp_rank), None)
+        if stream is not None:
+            set_rng_state(stream)
+        else:
+            logger.info("rank %d starts its global random streams: %s is of %d ranks", rank, folder, reader.world_size)
+            seed_rngs(derive_seed(self._seed, "joined", dp_rank, self._steps))
+
+    def _go_on(self, moments: dict[str, dict[str, torch.Tensor]], counters: Mapping[str, Any]) -> None:
+        self._optimizer.state.clear()
+        for name, entries in moments.items():
+            self._optimizer.state[self._parameters[name]] = entries
+        self._steps, self._ema_updates, self._skipped_in_row, self.version = (counters[name] for name in COUNTERS)
+        self._steps_of_version = self._steps
 
     def _update_ema(self, unit: Literal["optimizer_step", "rollout"]) -> None:
         ema = self._config.ema
@@ -227,11 +280,3 @@ def _compute_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.d
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def _name_difference(saved: set[str], present: set[str]) -> str:
-    missing, unexpected = sorted(present - saved), sorted(saved - present)
-    return (
-        f"the checkpoint does not fit the trainable weights: {len(missing)} missing {missing[:3]}, "
-        f"{len(unexpected)} unexpected {unexpected[:3]}"
-    )

@@ -25,7 +25,7 @@ from unirl.types.metric import values
 if TYPE_CHECKING:
     from unirl.distributed.group.rank_actor import Process
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
+pytestmark = pytest.mark.ray
 
 TWO = Placement(launcher="ray", device="cpu", devices=2, deadline=120)
 
@@ -35,6 +35,11 @@ def worker_of(slab: Slab) -> Iterator[Handle[Worker]]:
     with slab:
         base = slab.spawn(Base, "!")
         yield slab.spawn(Worker, base, [base], {"base": base})
+
+
+@pytest.fixture(autouse=True)
+def connected(ray: None) -> None:
+    """To the cluster of the session."""
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.dispatch import Call, Dispatch
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.launcher import Launcher, Pending, RankHost
@@ -270,6 +271,32 @@ def test_a_device_that_is_not_there_or_not_known_is_refused(monkeypatch):
         Placement(device="gpu")
     with pytest.raises(ValueError, match=r"placement\.launcher must be local or ray, got 'slurm'"):
         Placement(launcher="slurm")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"devices": 4}, r"placement\.devices=4 needs placement\.launcher=ray \(local is one device\)"),
+        ({"tp": 2}, r"placement\.tp=2 needs placement\.launcher=ray"),
+        ({"deadline": 5.0}, r"placement\.deadline=5\.0 needs placement\.launcher=ray"),
+        ({"launcher": "ray", "devices": 6, "tp": 4}, r"devices=6 cannot be shared out to tp=4: .* is 4 or 8"),
+        ({"launcher": "ray", "devices": 3, "tp": 2, "sp": 2}, r"cannot be shared out to tp=2 x sp=2: .* is 4$"),
+        ({"launcher": "ray", "devices": 0}, r"placement\.devices=0 .* the nearest that works is 1"),
+        ({"launcher": "ray", "tp": 0}, r"placement\.tp must be at least 1, got 0"),
+        ({"launcher": "ray", "deadline": 0.0}, r"placement\.deadline must be positive, got 0"),
+        ({"launcher": "ray", "address": "ray://head:10001"}, r"Ray Client is not supported"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused_when_it_is_written_down(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Placement(**settings)
+
+
+def test_devices_make_ranks_with_tp_fastest_and_the_rest_data_parallel() -> None:
+    ranks = Axes(tp=2, pp=2).ranks(8)
+    assert [(info.pp_rank, info.dp_rank, info.tp_rank) for info in ranks] == [
+        (pp, dp, tp) for pp in range(2) for dp in range(2) for tp in range(2)
+    ]
 
 
 def test_the_example_of_the_readme_runs():

@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of this folder, and two slabs on it."""
+"""Slabs of two ranks on the Ray cluster of the session."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from unirl.distributed.group.device_pool import DevicePool
 from unirl.distributed.group.placement import Placement, Slab
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    """Three CPU workers."""
-    with DevicePool(None, "cpu", 3):
-        yield
+@pytest.fixture(scope="session", params=["object_store", pytest.param("direct", marks=pytest.mark.slow)])
+def placement(ray: None, request: pytest.FixtureRequest) -> Placement:
+    """With each of the transports of Ray."""
+    return Placement(launcher="ray", device="cpu", devices=2, deadline=120, transport=request.param)
 
 
 @pytest.fixture(scope="session")
-def pair(cluster: None) -> Iterator[Slab]:
+def pair(placement: Placement) -> Iterator[Slab]:
     """Two ranks."""
-    with Placement(launcher="ray", device="cpu", devices=2, deadline=120).slab("pair") as slab:
+    with placement.slab("pair") as slab:
         yield slab

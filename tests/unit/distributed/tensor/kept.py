@@ -134,6 +134,13 @@ class Studio(Remote):
     def together(self, sample: Sample | None) -> Metrics | None:
         return None if sample is None else self.light(sample)
 
+    @remote(Dispatch.BROADCAST)
+    def kept(self) -> Metrics:
+        """Objects whose tensors Ray keeps in the ranks."""
+        import ray
+
+        return {"kept": total(float(ray.get_runtime_context().worker.rdt_manager.rdt_store.get_num_objects()))}
+
     @remote(Dispatch.BROADCAST, reads=("media",))
     def everyone(self, sample: Sample) -> Metrics:
         return self.light(sample)

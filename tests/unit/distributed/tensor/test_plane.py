@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.unit.distributed.tensor.kept import SAMPLING, Counting, Holder, Hosts, Studio, request
+from tests.unit.distributed.tensor.kept import SAMPLING, Counting, Holder, Hosts, Studio, pictures, request
 from tests.unit.types.same import assert_same, assert_same_sample
 from tests.unit.types.test_batch import everything
 from tests.unit.types.test_segment import trajectory
+from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.handle import Handle
-from unirl.distributed.group.placement import Slab
+from unirl.distributed.group.launcher import RankHost
+from unirl.distributed.group.placement import Placement, Slab
+from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.tensor.field_ref import FieldRef
 from unirl.distributed.tensor.in_process import InProcess
 from unirl.distributed.tensor.plane import DataPlane, resolved
@@ -25,6 +30,8 @@ from unirl.types.media import Media
 from unirl.types.metric import values
 from unirl.types.sample import Part, Sample
 from unirl.types.segment import TextSegment
+
+README = Path(__file__).parents[4] / "unirl/distributed/tensor/README.md"
 
 
 def slab_of(ranks: int, plane: DataPlane | None) -> Slab:
@@ -144,6 +151,38 @@ def test_rows_are_freed_with_their_last_reference() -> None:
     gc.collect()
     assert kept() is None
     assert isinstance(brighter.frontier.segment, FieldRef)
+
+
+def test_an_override_reads_what_the_method_read_that_it_overrides() -> None:
+    class Bright(Studio):
+        def brighten(self, sample: Sample) -> Sample:
+            return sample
+
+    assert Bright.reads("brighten") == ("media",)
+    assert Bright.reads("draw") is None
+
+
+def test_a_rank_that_does_not_speak_keeps_nothing(transport: Counting) -> None:
+    """Of two tensor-parallel ranks the first one answers."""
+    hosts = [RankHost("main", RankInfo(rank, 2, tp=2), DataPlane(transport)) for rank in range(2)]
+    for host in hosts:
+        host.build(0, Studio, Call((), {}))
+    spoken, dropped = (host.call(0, "draw", Call((request(1),), {})) for host in hosts)
+    assert pictures(resolved(spoken)).sum() == 48
+    with pytest.raises(ValueError, match=r"made in Studio\.draw on rank 1 of slab main were not kept: another rank"):
+        resolved(dropped)
+
+
+def test_an_unknown_transport_or_one_without_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"placement\.transport must be object_store or direct, got 'tcp'"):
+        Placement(launcher="ray", transport="tcp")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"placement\.transport=direct needs placement\.launcher=ray"):
+        Placement(transport="direct")
+
+
+def test_the_readme_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    exec(example, {"__name__": "readme"})
 
 
 def test_under_one_rank_in_the_process_nothing_is_a_reference() -> None:

@@ -32,9 +32,11 @@ class Level(Scorer):
 
 @dataclasses.dataclass(frozen=True)
 class Process(Scorer):
-    """The id of the process, where it runs under the prefix that the text names; the text "end" ends it."""
+    """The id of the process, where it runs under the prefix that the text names; "end" ends it, "spin" spins."""
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
         if any(sample.text == "end" for sample in samples):
             os._exit(3)
+        while any(sample.text == "spin" for sample in samples):
+            pass
         return [float(os.getpid()) if sample.text == sys.prefix else 0.0 for sample in samples]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +18,12 @@ import pytest
 
 from tests.unit.reward.http.level import Level
 from tests.unit.reward.http.live import live, remote
-from tests.unit.reward.samples import accepted, answered, entry, service, wrote
+from tests.unit.reward.samples import Rule, accepted, answered, entry, generated, service, wrote
 from tests.unit.reward.scorers.judge_server import Reply, Server, serving
 from unirl.reward.http import protocol
+from unirl.reward.http.client import Server as ServerSettings
 from unirl.reward.scorer import ScorerInput, Unscored
+from unirl.reward.scorers.remote import RemoteScorer
 
 LISTING = json.dumps({"protocol": 1, "ready": True, "scorers": {"level": {"version": "1"}}}).encode()
 
@@ -55,6 +58,7 @@ def cause(score: float) -> str:
 
 
 GOOD = scored({"0": 0.0, "1": 2.5})
+TWICE = GOOD.replace(b"\xa11", b"\xa10")  # the text "1" as "0": two results have one id
 
 
 @pytest.mark.parametrize(
@@ -74,11 +78,12 @@ GOOD = scored({"0": 0.0, "1": 2.5})
         Reply(body=said({"0": {"other": {"score": 1.0}}, "1": {"level": {"score": 1.0}}})),
         Reply(body=said({"0": {"level": {"score": "1"}}, "1": {"level": {"score": 1.0}}})),
         Reply(body=said([1.0, 2.0])),
+        Reply(body=TWICE),
         Reply(body=msgpack.packb({"protocol": 2, "results": {}})),
     ],
     ids=[
         "500", "503", "429", "reset", "truncated msgpack", "truncated body", "html", "nothing", "NaN", "too few",
-        "too many", "another scorer", "text for a number", "a list", "another protocol",
+        "too many", "another scorer", "text for a number", "a list", "duplicate ids", "another protocol",
     ],
 )  # fmt: skip
 def test_a_fault_twice_then_a_reply_costs_no_sample_and_always_costs_both(bad):
@@ -110,7 +115,7 @@ def test_a_reply_in_another_order_gives_each_sample_its_own_score():
 def test_a_slow_reply_is_given_up_and_asked_for_again():
     with scripted(lambda before: Reply(body=GOOD, delay=30.0 if before == 0 else 0.0)) as server:
         start = time.monotonic()
-        assert remote(server.url, seconds_per_try=0.3).score(two()) == [0.0, 2.5]
+        assert remote(server.url, seconds_per_try=1.0).score(two()) == [0.0, 2.5]
         assert time.monotonic() - start < 10
 
 
@@ -135,6 +140,36 @@ def test_failures_above_max_invalid_stop_the_run_naming_scorer_server_and_cause(
         rewards = service(clip=remote(server.url))
         with pytest.raises(RuntimeError, match=rf"clip on 2. First cause: .*{server.url}: status 400: 'no field'"):
             accepted(rewards, answered(["a", "b"]))
+
+
+def test_rows_without_a_score_are_invalid_and_have_no_advantage_and_a_score_of_0_is_one():
+    results: dict[str, Any] = {str(row): {"level": {"score": float(row)}} for row in range(8)}
+    results["2"] = {"level": {"error": "no level"}}
+    with scripted(lambda _: Reply(body=said(results))) as server:
+        sample = generated(["a fox", "a dog"], branch=4)
+        scores = service(max_invalid=0.2, level=remote(server.url)).score(sample)
+    part = sample.frontier.with_rewards(scores).compute_advantages(scale="none")
+    assert part.valid.tolist() == [True, True, False, True, True, True, True, True]
+    assert scores.total.nan_to_num(-1).tolist() == [0, 1, -1, 3, 4, 5, 6, 7]
+    assert part.advantages is not None
+    expected = [0 - 4 / 3, 1 - 4 / 3, 0, 3 - 4 / 3, -1.5, -0.5, 0.5, 1.5]
+    assert part.advantages.tolist() == pytest.approx(expected, abs=1e-6)
+    assert scores.causes[2].endswith("no level")
+
+
+def test_replies_in_the_order_of_their_end_give_each_sample_its_own_score():
+    ended, chance = list[int](), random.Random(0)
+
+    def late(sample: ScorerInput) -> float:
+        time.sleep(chance.uniform(0, 0.1))
+        ended.append(int(sample.picture[0, 0, 0]))
+        return ended[-1] / 7
+
+    samples = [entry(np.full((2, 2, 3), level, np.uint8)) for level in range(12)]
+    with live({"level": Rule(late)}) as one, live({"level": Rule(late)}) as other:
+        both = RemoteScorer(ServerSettings((one, other), chunk=1, concurrency=12, pause=0.01), "level")
+        assert both.score(samples) == [level / 7 for level in range(12)]
+    assert ended != sorted(ended) == list(range(12))
 
 
 def test_nobody_listening_is_invalid_and_names_the_server():
@@ -174,7 +209,8 @@ def item(**changes: Any) -> dict[str, Any]:
         ({"items": [item(medium={"shape": [-1, 1, 3]})]}, 400, "image is uint8 of 3 dimensions"),
         ({"items": [item(medium={"shape": [3, 1, 1]})]}, 400, "image has 3 channels last"),
         ({"items": [item(medium={"dtype": "object"})]}, 400, "image is uint8 of 3 dimensions"),
-        ({"items": [item(medium={"encoding": "jpeg"})]}, 400, "got 'jpeg' 'image'"),
+        ({"items": [item(medium={"encoding": "gif"})]}, 400, "got 'gif' 'image'"),
+        ({"items": [item(medium={"encoding": "jpeg"})]}, 400, "unknown ['dtype', 'shape']; jpeg has"),
         ({"items": [item(medium={"rate": math.nan})]}, 400, "rate must be positive"),
         (b"x" * (1 << 20) + b"x", 413, "max_body_mb=1"),
     ],

@@ -40,7 +40,7 @@ def ended(pid: int) -> bool:
 
 def test_it_runs_there_comes_back_and_ends_with_a_server_that_is_killed(other, tmp_path):
     target = "{_target_: tests.unit.reward.http.level.Process}"
-    served = f"scorers: {{there: {{scorer: {target}, python: {other / 'bin' / 'python'}}}}}"
+    served = f"batch_seconds: 1\nscorers: {{there: {{scorer: {target}, python: {other / 'bin' / 'python'}}}}}"
     with command(tmp_path, served) as (_, url):
         scorer = remote(url, "there", seconds_per_try=60.0, seconds_in_all=60.0, seconds_to_start=60.0)
         first, elsewhere = scorer.score([wrote(str(other)), wrote(sys.prefix)])
@@ -55,7 +55,14 @@ def test_it_runs_there_comes_back_and_ends_with_a_server_that_is_killed(other, t
         assert isinstance(blamed, Unscored)
         assert "ended with exit code 3" in blamed.cause
         assert innocent > 0
-    assert ended(int(innocent))
+
+        blamed, third = scorer.score([wrote("spin"), wrote(str(other))])
+        assert isinstance(blamed, Unscored)
+        assert "was stuck: " in blamed.cause
+        assert "scorer there is at a batch for longer than batch_seconds=1" in blamed.cause
+        assert third not in (0.0, innocent)
+        assert ended(int(innocent))
+    assert ended(int(third))
 
 
 def test_a_python_that_is_not_there_is_refused(tmp_path):

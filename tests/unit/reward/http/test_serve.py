@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import threading
 import time
+from typing import Any
 
 import httpx
 import numpy as np
@@ -21,7 +22,7 @@ from unirl.config.error import ConfigError
 from unirl.config.load import load
 from unirl.reward.http.config import Example, ServeConfig, ServedScorer
 from unirl.reward.http.server import RewardServer, listening_socket
-from unirl.reward.scorer import ScorerInput
+from unirl.reward.scorer import Scorer, ScorerInput
 
 SERVED = """\
 defaults:
@@ -33,9 +34,9 @@ port: 0
 """
 
 
-def complaint(*examples: Example, scorer: Level | Rule) -> str | None:
+def complaint(*examples: Example, scorer: Scorer, **settings: Any) -> str | None:
     """Why the server of a scorer with these examples has ended."""
-    config = ServeConfig({"s": ServedScorer(scorer, examples=examples)}, port=0)
+    config = ServeConfig({"s": ServedScorer(scorer, examples=examples)}, port=0, **settings)
     with listening_socket(config) as listener:
         server = RewardServer(config)
         server.run(listener)
@@ -68,7 +69,8 @@ def test_a_server_that_is_killed_and_started_again_costs_no_sample(tmp_path):
 def test_the_command_composes_its_file_and_ends_on_ctrl_c(tmp_path):
     with command(tmp_path, SERVED) as (process, url):
         picture = np.zeros((8, 8, 3), np.uint8)
-        assert 0 <= remote(url, "digit", seconds_to_start=60.0).score([entry(picture, digit=3)])[0] <= 1
+        patient = remote(url, "digit", seconds_to_start=60.0, seconds_per_try=60.0, seconds_in_all=60.0)
+        assert 0 <= patient.score([entry(picture, digit=3)])[0] <= 1
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 

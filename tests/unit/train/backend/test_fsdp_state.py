@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import state_in
+from tests.ranks import RankPool
 from tests.tiny_policy import SMALL, Slope, policy, rewarded, rollout, rows_of, saved, train, weights_of
 from unirl.algorithms.flow_grpo import FlowGRPO
+from unirl.distributed.group.rank_info import RankInfo
 from unirl.models.base import Bundle
 from unirl.models.tiny import TinySD3
 from unirl.sde.steps import Step
 from unirl.train.backend.fsdp import FSDPBackend
-from unirl.train.checkpoint import CheckpointStore
+from unirl.train.backend.state import tensors_of
+from unirl.train.dtensor import whole
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
 from unirl.train.optim import AdamW
+from unirl.train.rng import rng_state, set_rng_state
 from unirl.types.condition import Embedding
 from unirl.types.metric import values
 
@@ -80,18 +85,44 @@ class TwoBranches(TinySD3):
 # Round trips
 
 
+def stored(backend: FSDPBackend, folder: Path, *, background: bool = False) -> Path:
+    """`folder`, new, with what the backend has saved."""
+    folder.mkdir()
+    backend.save(folder, background=background)
+    backend.finish_save()
+    return folder
+
+
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("lora", [None, ADAPTER])
-def test_a_state_comes_back_bit_for_bit_from_disk(lora: LoRA | None, tmp_path: Path) -> None:
-    backend, store = made(lora), CheckpointStore(tmp_path, keep_last=1, keep_best=0)
+def test_a_state_comes_back_bit_for_bit_from_disk(lora: LoRA | None, background: bool, tmp_path: Path) -> None:
+    backend = made(lora)
     trained(backend, range(2))
-    before = saved(backend)
-    store.save(2, backend.state(), score=None)
-    newest, fresh = store.latest(), made(lora)
-    assert newest is not None
-    fresh.load_state(store.load(newest, map_location="cpu"))
+    before, fresh = saved(backend), made(lora)
+    folder = stored(backend, tmp_path / "saved", background=background)
+    streams = torch.rand(3)
+    fresh.load(folder)
+    assert torch.equal(torch.rand(3), streams)
     assert_equal(fresh.state(), before)
+    assert_equal(state_in(folder), before)
     assert (before["steps"], before["ema_updates"], before["version"]) == (4, 4, 2)
     assert all(bool(moments["exp_avg_sq"].any()) for name, moments in before["optimizer"].items() if "to_v" in name)
+
+
+def test_training_goes_on_while_a_state_is_written_and_changes_nothing_of_it(tmp_path: Path) -> None:
+    straight, backend = made(), made()
+    reports = trained(straight, range(4))
+    trained(backend, range(2))
+    before = saved(backend)
+    backend.save(tmp_path, background=True)
+    assert trained(backend, range(2, 4)) == reports[2:]
+    assert set(backend.finish_save()) == {".metadata", "__0_0.distcp", "rank_0.pt"}
+    assert not backend.saving()
+    assert_equal(state_in(tmp_path), before)
+    resumed = made()
+    resumed.load(tmp_path)
+    assert trained(resumed, range(2, 4)) == reports[2:]
+    assert_equal(resumed.state(), straight.state())
 
 
 @pytest.mark.parametrize("lora", [None, ADAPTER])
@@ -154,7 +185,7 @@ def test_a_cosine_saved_at_its_half_is_at_its_half_after_loading() -> None:
 # A parameter that never got a gradient
 
 
-def test_a_branch_without_gradients_has_no_moments_until_it_is_used_after_a_resume_too() -> None:
+def test_a_branch_without_gradients_has_no_moments_until_it_is_used_after_a_resume_too(tmp_path: Path) -> None:
     family = TwoBranches()
     straight, stopped, resumed = (made(family=family) for _ in range(3))
     trained(straight, range(3))
@@ -163,7 +194,7 @@ def test_a_branch_without_gradients_has_no_moments_until_it_is_used_after_a_resu
     state = saved(stopped)
     assert "branch" in state["parameters"]
     assert "branch" not in state["optimizer"]
-    resumed.load_state(state)
+    resumed.load(stored(stopped, tmp_path / "saved"))
     assert_equal(resumed.state(), state)
     assert trained(resumed, range(3, 5), prompts=("nine", "nine")) == reports
     assert_equal(resumed.state(), straight.state())
@@ -240,3 +271,125 @@ def test_a_refused_state_changes_nothing() -> None:
         with pytest.raises(ValueError, match=r"shape|EMA|optimizer state"):
             backend.load_state(bad)
         assert_equal(backend.state(), before)
+
+
+def test_a_folder_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    full = made()
+    trained(full, range(1))
+    folder = stored(full, tmp_path / "full")
+    cases = [(made(ADAPTER), "does not fit the trainable weights"), (policy(), "disagree on whether there is an EMA")]
+    wider = dataclasses.replace(SMALL, embedding_dim=32)
+    cases.append((made(family=wider), r"was saved with the shape \(\d+, 16\), here it has \(\d+, 32\)"))
+    for backend, message in cases:
+        before, streams = saved(backend), rng_state()["torch"]
+        with pytest.raises(ValueError, match=message):
+            backend.load(folder)
+        assert_equal(backend.state(), before)
+        assert torch.equal(rng_state()["torch"], streams)
+
+
+def test_a_folder_without_moments_is_refused(tmp_path: Path) -> None:
+    backend = made()
+    trained(backend, range(1))
+    backend._optimizer.state.clear()
+    with pytest.raises(ValueError, match="taken 2 optimizer steps and holds no optimizer state"):
+        made().load(stored(backend, tmp_path / "saved"))
+
+
+# Several ranks
+
+
+def on_rank(info: RankInfo) -> FSDPBackend:
+    alone = made()
+    return FSDPBackend.on_rank(
+        info,
+        SMALL,
+        alone._config,
+        device=torch.device("cpu"),
+        seed=0,
+        total_steps=12,
+        with_reference=True,
+    )
+
+
+def draw() -> list[float]:
+    return torch.rand(4).tolist()
+
+
+def saved_on_a_rank(info: RankInfo, folder: Path) -> list[float]:
+    """What the rank would have drawn next."""
+    backend = on_rank(info)
+    torch.manual_seed(100 + info.rank)
+    draw()
+    backend.save(folder, background=True)
+    backend.finish_save()
+    return draw()
+
+
+def loaded_on_a_rank(info: RankInfo, folder: Path) -> list[float]:
+    torch.manual_seed(1)
+    on_rank(info).load(folder)
+    return draw()
+
+
+def test_every_rank_goes_on_with_its_own_stream_and_a_new_rank_gets_a_keyed_one(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    alone.mkdir()
+    both.mkdir()
+    before = rng_state()
+    try:
+        first = saved_on_a_rank(RankInfo(0, 1), alone)
+        streams = ranks(2, saved_on_a_rank, both)
+        assert loaded_on_a_rank(RankInfo(0, 1), both) == first
+    finally:
+        set_rng_state(before)
+    assert streams[0] == first != streams[1]
+    assert ranks(2, loaded_on_a_rank, both) == streams
+    joined, again = (ranks(2, loaded_on_a_rank, alone) for _ in range(2))
+    assert joined == again
+    assert joined[0] == first
+    assert joined[1] not in streams
+
+
+def stepped(info: RankInfo, folder: Path) -> dict[str, torch.Tensor]:
+    """The whole state after a step along the sign of each weight, saved by two ranks that shard it."""
+    backend = on_rank(info)
+    for parameter in backend.stage.bundle.trainable.values():
+        parameter.grad = parameter.detach().sign()
+    backend.step()
+    backend.save(folder, background=True)
+    saved = {name: whole(value).clone() for name, value in tensors_of(backend.state()).items()}
+    backend.finish_save()
+    return saved
+
+
+def reloaded(info: RankInfo, folder: Path) -> dict[str, torch.Tensor]:
+    backend = on_rank(info)
+    backend.load(folder)
+    return {name: whole(value).clone() for name, value in tensors_of(backend.state()).items()}
+
+
+def test_a_sharded_backend_is_loaded_by_one_rank_and_by_two(ranks: RankPool, tmp_path: Path) -> None:
+    saved, _ = ranks(2, stepped, tmp_path)
+    assert any(bool(value.any()) for name, value in saved.items() if name.endswith("exp_avg"))
+    before = rng_state()
+    try:
+        assert_equal(reloaded(RankInfo(0, 1), tmp_path), saved)
+    finally:
+        set_rng_state(before)
+    for found in ranks(2, reloaded, tmp_path):
+        assert_equal(found, saved)
+
+
+def fails_on_one(info: RankInfo, folder: Path) -> str:
+    backend = on_rank(info)
+    with pytest.raises(ValueError, match="is missing") as refused:
+        backend.load(folder if info.rank == 0 else folder / "elsewhere")
+    return str(refused.value.__notes__)
+
+
+def test_a_load_that_fails_on_one_rank_fails_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    ranks(2, saved_on_a_rank, tmp_path)
+    assert ranks(2, fails_on_one, tmp_path) == ["['on rank 1 of 2']"] * 2
