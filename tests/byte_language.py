@@ -60,10 +60,16 @@ def tokenizer(template: str | None = TEMPLATE, *, begin: bool = True, end: str =
 
 
 def write_checkpoint(
-    folder: Path, template: str | None = TEMPLATE, *, begin: bool = True, end: str = END, **settings: Any
+    folder: Path,
+    template: str | None = TEMPLATE,
+    *,
+    begin: bool = True,
+    end: str = END,
+    model: str = "Llama",
+    **settings: Any,
 ) -> Path:
     """Model, tokenizer and a generation config with two end tokens: `end` and TURN_END."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    import transformers
 
     own = tokenizer(template, begin=begin, end=end)
     ends = own.convert_tokens_to_ids([end, TURN_END])
@@ -81,8 +87,9 @@ def write_checkpoint(
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = LlamaForCausalLM(LlamaConfig(**{**shape, **settings}))
-    model.generation_config = GenerationConfig(eos_token_id=ends, bos_token_id=own.bos_token_id)
-    model.save_pretrained(folder)
+        config = getattr(transformers, f"{model}Config")(**{**shape, **settings})
+        made: Any = getattr(transformers, f"{model}ForCausalLM")(config)
+    made.generation_config = transformers.GenerationConfig(eos_token_id=ends, bos_token_id=own.bos_token_id)
+    made.save_pretrained(folder)
     own.save_pretrained(folder)
     return folder

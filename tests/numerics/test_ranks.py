@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from unirl.algorithms.ppo import PPO
 from unirl.data.prompts import PromptRow, as_roots
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.models.ar_pipeline import ARPipeline
+from unirl.models.base import Family
 from unirl.models.diffusion_pipeline import DiffusionPipeline
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.backend.config import ARBackendConfig, DiffusionBackendConfig
@@ -36,6 +38,7 @@ from unirl.train.stack.planner import Batch, DiffusionGeometry, Geometry, TokenG
 from unirl.types.metric import values
 from unirl.types.reward import Scores
 from unirl.types.sample import Part, Sample
+from unirl.types.sampling import DiffusionSamplingParams
 
 # Five of each: no number of ranks here divides them.
 PROMPTS = {"text": ("12", "3a0", "7", "0", "55"), "picture": ("one", "two", "a three", "four", "handwritten five")}
@@ -45,15 +48,18 @@ OPTIMIZER = AdamW(lr=1e-2, eps=1e-5)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Two rollouts of five groups of three, with two updates on each."""
+    """Two rollouts of five groups of three, with two updates on each. family: another than the smallest of its kind"""
 
     kind: str
     algorithm: Algorithm[Any]
     geometry: Geometry
     settings: dict[str, Any]
+    family: Family | None = None
+    sampling: DiffusionSamplingParams = SAMPLING
 
     def backend(self, info: RankInfo, sharding: Sharding) -> FSDPBackend:
-        family, made = (SMALL_LM, ARBackendConfig) if self.kind == "text" else (SMALL, DiffusionBackendConfig)
+        smallest, made = (SMALL_LM, ARBackendConfig) if self.kind == "text" else (SMALL, DiffusionBackendConfig)
+        family: Any = self.family or smallest
         config: Any = made(optimizer=OPTIMIZER, max_grad_norm=0.5, sharding=sharding, **self.settings)
         return FSDPBackend.on_rank(
             info,
@@ -98,9 +104,10 @@ RUNS = {
 }
 
 
-def trained(info: RankInfo, name: str, sharding: Sharding) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """The weights after the run and the figures of each rollout, as the driver sees them."""
-    run = RUNS[name]
+def trained(
+    info: RankInfo, run: Run, sharding: Sharding, folder: Path | None = None
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """The weights after the run and the figures of each rollout, as the driver sees them. folder: for a checkpoint"""
     backend = run.backend(info, sharding)
     pipeline = ARPipeline if run.kind == "text" else DiffusionPipeline
     weights = "ema" if run.algorithm.needs.ema_rollout else "live"
@@ -109,7 +116,7 @@ def trained(info: RankInfo, name: str, sharding: Sharding) -> tuple[dict[str, to
     figures = []
     for number in range(2):
         request = Sample((as_roots([PromptRow(prompt) for prompt in PROMPTS[run.kind]], number),)).fork(
-            3, WRITING if run.kind == "text" else SAMPLING
+            3, WRITING if run.kind == "text" else run.sampling
         )
         part = judged(driven(engine, "generate", request).frontier)
         if run.algorithm.needs.values is not None:
@@ -117,6 +124,9 @@ def trained(info: RankInfo, name: str, sharding: Sharding) -> tuple[dict[str, to
             part = run.algorithm.needs.values.of(driven(Critic.on_rank(info, backend, run.geometry), "valued", part))
         batch = Batch.of(part, seed=0, ranks=info.dp)
         figures.append(values(driven(stack, "train", batch, Progress(number, 2))))
+    if folder is not None:
+        backend.save(folder, background=False)
+        backend.finish_save()
     return {key: whole(value.detach()) for key, value in backend.state()["parameters"].items()}, figures
 
 
@@ -129,7 +139,7 @@ def judged(part: Part) -> Part:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return {name: trained(RankInfo(0, 1), name, Sharding()) for name in RUNS}
+    return {name: trained(RankInfo(0, 1), run, Sharding()) for name, run in RUNS.items()}
 
 
 def same(found: list[Any], expected: Any) -> None:
@@ -144,7 +154,7 @@ def same(found: list[Any], expected: Any) -> None:
 @pytest.mark.parametrize("mode", ["full", "none"])
 @pytest.mark.parametrize("name", RUNS)
 def test_two_ranks_train_what_one_does(name: str, mode: Any, alone: dict[str, Any], ranks: RankPool) -> None:
-    same(ranks(2, trained, name, Sharding(mode=mode)), alone[name])
+    same(ranks(2, trained, RUNS[name], Sharding(mode=mode)), alone[name])
 
 
 @pytest.mark.slow
@@ -153,4 +163,4 @@ def test_two_ranks_train_what_one_does(name: str, mode: Any, alone: dict[str, An
 )
 @pytest.mark.parametrize("name", RUNS)
 def test_four_ranks_train_what_one_does(name: str, sharding: Sharding, alone: dict[str, Any], ranks: RankPool) -> None:
-    same(ranks(4, trained, name, sharding), alone[name])
+    same(ranks(4, trained, RUNS[name], sharding), alone[name])

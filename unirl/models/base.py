@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import torch
 
+from unirl.models import split
 from unirl.models.language.attention import Layout
 from unirl.models.language.trained import TrainedTokens
 from unirl.sde.steps import Schedule, Step
@@ -104,7 +105,7 @@ class Facts:
     licence:          of the weights; gated: the hub asks for consent first
     guidance:         of a diffusion model, which form in a few words
     needs:            packages beside ours that the family cannot do without
-    context_parallel, tensor_parallel: whether the library ships a plan
+    context_parallel, tensor_parallel: whether the library ships a plan that training can use
     advice:           recommended RL settings, or what to know
     """
 
@@ -151,6 +152,21 @@ class Family(ABC):
     @abstractmethod
     def recompute_blocks(self, bundle: Bundle) -> None:
         """Gradient checkpointing: from now on a backward recomputes the transformer's blocks."""
+
+    def split_refusal(self, axis: str, size: int, device_type: str) -> str | None:
+        """Why the model cannot be split over `size` ranks of an axis (tp, sp, ep, pp), told before weights are loaded.
+
+        None where it can. A family says it in the words of its library; one that leaves this out is never split.
+        """
+        return "the family has no plan for it"
+
+    def split(self, bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:
+        """Split the model, adapters included, over the ranks of `mesh`, which have the same rows.
+
+        Over sp, what a rank then has of each gradient is that of its own tokens: the whole is their sum. Over tp and ep
+        it has the whole, but of the trained parameters whose names are returned.
+        """
+        raise AssertionError(f"{type(self).__name__} is never split")
 
     def made(self, sampling: SamplingParams) -> frozenset[Kind]:
         """`kinds`, where they do not depend on the sampling."""
@@ -250,6 +266,15 @@ class DiffusionFamily(Family):
 
     def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
         """ValueError for prompts, or a size, that the model cannot take; a family without such limits leaves it out."""
+
+    def split_refusal(self, axis: str, size: int, device_type: str) -> str | None:
+        return split.refusal(self.facts, axis, device_type)
+
+    def split(self, bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:
+        if axis == "tp":
+            return split.over_tensors(bundle, mesh)
+        split.over_sequence(bundle.transformer, mesh)
+        return frozenset()
 
     @abstractmethod
     def latent_shape(self, bundle: Bundle, sampling: DiffusionSamplingParams) -> tuple[int, ...]:

@@ -35,7 +35,8 @@ model: {{_target_: unirl.models.diffusion.sd3.SD3, checkpoint: stabilityai/stabl
 ```
 
 Parameters are those of the transformer, in the order of the checkpoints. Gated: the hub asks for consent first.
-Parallel: what the library ships a plan for. [Add a model family](add-a-model.md) tells how to write another.
+Parallel: the plans of its library that training can use, `placement.sp` (context) and `placement.tp` (tensor).
+[Add a model family](add-a-model.md) tells how to write another.
 """
 
 Family = type[base.Family]

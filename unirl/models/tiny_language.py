@@ -35,6 +35,7 @@ class TinyLM(TransformersLM):
         checkpoints=(),
         parameters="0.6M by default",
         licence="Apache-2.0",
+        tensor_parallel=True,
         advice="for a CPU: the quickstart's language model",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (
@@ -61,10 +62,10 @@ class TinyLM(TransformersLM):
         if self.checkpoint is not None and not (self.checkpoint / "config.json").is_file():
             raise ValueError(f"checkpoint {self.checkpoint} holds no config.json: it is no folder that a TinyLM wrote")
 
-    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
-        from transformers import Qwen3Config, Qwen3ForCausalLM
+    def config(self) -> Any:
+        from transformers import Qwen3Config
 
-        config = Qwen3Config(
+        return Qwen3Config(
             vocab_size=len(self.characters) + 1,
             hidden_size=self.width,
             intermediate_size=2 * self.width,
@@ -76,6 +77,11 @@ class TinyLM(TransformersLM):
             eos_token_id=len(self.characters),
             tie_word_embeddings=True,
         )
+
+    def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
+        from transformers import Qwen3ForCausalLM
+
+        config = self.config()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.init_seed, "tiny language model"))
             model: Any = Qwen3ForCausalLM(config)

@@ -101,8 +101,8 @@ class FLUX2(PatchedFamily):
             timestep=step.time,
             guidance=self.told(step, guidance),
             encoder_hidden_states=embedding.tokens,
-            txt_ids=text_ids,
-            img_ids=torch.cat(ids),
+            txt_ids=text_ids[None],
+            img_ids=torch.cat(ids)[None],
             return_dict=False,
         )[0]
         height, width = latents.shape[-2:]

@@ -63,7 +63,6 @@ class LTX2(PublishedFamily):
         licence="LTX-2 Community License (text encoder: Gemma Terms of Use)",
         gated=True,
         guidance="classifier-free with rescale 0.7, off at 1; 3 for the video, 7 for the sound",
-        context_parallel=True,
         advice="guidance doubles a forward of 19B: set it and audio_guidance to 1 to train without",
     )
     kinds: ClassVar[frozenset[Kind]] = frozenset({"video", "sound"})

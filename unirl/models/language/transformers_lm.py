@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unirl.models.base import Bundle, LanguageFamily
+from unirl.models.language import split
 from unirl.models.language.attention import Layout, install
 from unirl.models.language.parity import refuse_other_forwards, trial_tokens
 from unirl.types.condition import PromptTokens
@@ -15,6 +17,16 @@ from unirl.types.condition import PromptTokens
 
 class TransformersLM(LanguageFamily):
     """A model of the library with a language head, and its tokenizer."""
+
+    @abstractmethod
+    def config(self) -> Any:
+        """The library's config of the model, without its weights."""
+
+    def split_refusal(self, axis: str, size: int, device_type: str) -> str | None:
+        return split.refusal(self.config().get_text_config(), axis, size)
+
+    def split(self, bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:
+        return split.split(bundle, axis, mesh)
 
     def bundled(self, model: Any, tokenizer: Any) -> Bundle:
         """A loaded model, ready for packed forwards."""

@@ -58,6 +58,7 @@ class VisionLanguage(TransformersLM):
         checkpoints=("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct"),
         parameters="3.8B, 8.3B, 8.8B",
         licence="Qwen Research (Qwen2.5-VL-3B), Apache-2.0 (the others)",
+        tensor_parallel=True,
         advice="set max_pixels: a picture is a token for every 28 x 28 pixels of it (Qwen3-VL: 32 x 32)",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (
@@ -85,12 +86,16 @@ class VisionLanguage(TransformersLM):
         if self.trained not in ("text", "all"):
             raise ValueError(f"trained must be text or all, got {self.trained!r}")
 
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(resolve(self.checkpoint))
+
     def load(self, device: torch.device, dtype: torch.dtype, *, frozen_dtype: torch.dtype | None = None) -> Bundle:
         """A model whose packed forward is not its own forward is refused. frozen_dtype: of the tower, where it is."""
-        from transformers import AutoConfig, AutoModelForImageTextToText
+        from transformers import AutoModelForImageTextToText
 
-        folder = resolve(self.checkpoint)
-        config: Any = AutoConfig.from_pretrained(folder)
+        folder, config = resolve(self.checkpoint), self.config()
         check_class(self.checkpoint, (config.architectures or [config.model_type])[0], _MODELS)
         processors = self._processors(folder, config.vision_config)
         model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)

@@ -20,8 +20,10 @@ from unirl.distributed.group.remote import Remote, remote
 from unirl.distributed.group.world import World
 from unirl.models.base import Family
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
+from unirl.train.backend.gradients import clipped
+from unirl.train.backend.parallel import Split, refuse_axes
 from unirl.train.backend.state import COUNTERS, moments_like, nested, refuse_misfit, tensors_of
-from unirl.train.dtensor import whole
+from unirl.train.dtensor import all_whole, by_mesh
 from unirl.train.ema import Shadow
 from unirl.train.lora import inject, switched_off
 from unirl.train.rng import rng_state, seed_rngs, set_rng_state
@@ -54,6 +56,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
         seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
+        refuse_axes(family, self.rank_info, device.type)
         self.world = World.of(self.rank_info, device.type)
         _refuse_uneven(family, config, self.world)
         dtype = _compute_dtype(config.compute_dtype, device)
@@ -68,11 +71,12 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if config.gradient_checkpointing:
             family.recompute_blocks(bundle)
         self.stage: StageT = config.stage(family, bundle, dtype)
+        self.split = Split.of(family, bundle, self.world)
         self.spread = config.sharding.spread(bundle, self.world, family.blocks(bundle), dtype)
         self._parameters = bundle.trainable
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
-            list(self._parameters.values()),
+            [{"params": group} for group in by_mesh(list(self._parameters.values()))],
             lr=optimizer.lr,
             betas=optimizer.betas,
             eps=optimizer.eps,
@@ -108,6 +112,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
     def step(self) -> Metrics:
         """One optimizer step from the accumulated gradient, or none where the gradient is not finite."""
         self.spread.add_up(self._parameters)
+        self.split.add_up(self._parameters)
         norm = clipped(list(self._parameters.values()), self._config.max_grad_norm)
         lr = self._config.optimizer.lr_at(self._steps, self._total_steps)
         if math.isfinite(norm):
@@ -212,7 +217,8 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         """Write what the ecosystem loads: the family's own folder, or a PEFT adapter where LoRA is trained."""
         from unirl.train.export import write_export
 
-        with self.ema() if weights == "ema" else nullcontext(), self.gathered():
+        self.spread.settle()
+        with self.ema() if weights == "ema" else nullcontext(), all_whole(self.stage.bundle.transformer):
             if self.rank_info.rank == 0:
                 write_export(self.stage, self._config.lora, folder)
 
@@ -260,12 +266,6 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if self._ema is not None and ema is not None and ema.unit == unit:
             self._ema.update(ema.decay_at(self._ema_updates))
             self._ema_updates += 1
-
-
-def clipped(parameters: list[torch.nn.Parameter], limit: float | None) -> float:
-    """The norm of the whole gradient, on every rank; scaled down to `limit` where that is less."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
-    return float(whole(norm))
 
 
 def _refuse_uneven(family: Family, config: BackendConfig[Any, Any], world: World) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from unirl.distributed.group.world import World
 from unirl.models.base import Bundle
+from unirl.train.backend.gradients import add_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Sharding:
         if world.mesh is None:
             return Whole()
         if self.mode == "none":
-            return Replicated(world)
+            return Replicated(world, _ranks(world))
         return _shard(bundle, self, world, blocks, None if self.dtype == "master" else master)
 
 
@@ -89,23 +90,18 @@ class Whole(Spread):
 
 @dataclasses.dataclass(frozen=True)
 class Replicated(Spread):
-    """A copy on every rank. A parameter without a gradient on all ranks has none afterwards."""
+    """A copy on every rank of `ranks`. A parameter without a gradient on all ranks has none afterwards."""
 
     world: World
+    ranks: torch.distributed.DeviceMesh
 
     def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        assert self.world.mesh is not None
         used = self.world.total([float(parameter.grad is not None) for parameter in parameters.values()])
         some = [parameter for parameter, count in zip(parameters.values(), used, strict=True) if count]
         for parameter in some:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        group = self.world.mesh.get_group("dp")
-        for bucket in _buckets([parameter.grad for parameter in some if parameter.grad is not None]):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            torch.distributed.all_reduce(flat, group=group)
-            for gradient, piece in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
-                gradient.copy_(piece.view_as(gradient))
+        add_up([parameter.grad for parameter in some if parameter.grad is not None], self.ranks.get_group())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,18 +172,25 @@ def all_trained(bundle: Bundle) -> bool:
 
 
 def _mesh(world: World, sharding: Sharding) -> torch.distributed.DeviceMesh:
-    """The data-parallel ranks: in one dimension, or in two with copies along the first."""
-    assert world.mesh is not None
-    ranks = world.mesh["dp"]
+    """The ranks of `_ranks`: in one dimension, or in two with copies along the first."""
+    ranks = _ranks(world)
     if sharding.group is None:
         return ranks
     if ranks.size() % sharding.group:
         raise ValueError(
-            f"sharding.group={sharding.group} does not divide the {ranks.size()} data-parallel ranks: "
+            f"sharding.group={sharding.group} does not divide the {ranks.size()} ranks that share weights: "
             f"choose one of {[size for size in range(2, ranks.size() + 1) if ranks.size() % size == 0]}"
         )
     copies = ranks.size() // sharding.group
     return ranks._unflatten(0, (copies, sharding.group), ("copies", "shard"))  # noqa: SLF001 - its only name so far
+
+
+def _ranks(world: World) -> torch.distributed.DeviceMesh:
+    """Those that hold the same weights, with rows or tokens of their own: gradients are summed over them."""
+    assert world.mesh is not None
+    if world.rank_info.sp == 1:
+        return world.mesh["dp"]
+    return world.mesh["dp", "sp"]._flatten()  # noqa: SLF001 - its only name so far
 
 
 def _blocks(model: torch.nn.Module, asked: tuple[str, ...] | None, known: tuple[str, ...]) -> list[torch.nn.Module]:
@@ -201,16 +204,3 @@ def _blocks(model: torch.nn.Module, asked: tuple[str, ...] | None, known: tuple[
             f"train.backend.sharding.blocks: no module of class {unmatched or list(known)}; name some of {there}"
         )
     return [module for module in model.modules() if type(module).__name__ in names][::-1]
-
-
-def _buckets(gradients: Sequence[torch.Tensor], elements: int = 2**24) -> Iterator[list[torch.Tensor]]:
-    """Consecutive gradients of one dtype, at most so many elements together (more where one alone has more)."""
-    bucket: list[torch.Tensor] = []
-    for gradient in gradients:
-        full = sum(other.numel() for other in bucket) + gradient.numel() > elements
-        if bucket and (full or bucket[0].dtype != gradient.dtype):
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
