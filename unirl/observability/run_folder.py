@@ -26,7 +26,7 @@ from unirl.observability.atomic import replace_file
 from unirl.observability.flatten import flatten
 
 _PACKAGES = ("torch", "diffusers", "transformers", "peft")
-# What may differ when a run is continued, since it changes no number of a step (beyond the rounding of another machine):
+# What may differ when a run is continued, since it changes no number of a step (but for the rounding of other devices):
 # keys, and whole nodes.
 _FREE_KEYS = ("run.steps", "run.output", "run.async_save", "run.max_restarts", "eval.every")
 _FREE_NODES = ("logging.", "placement.", "train.backend.sharding.")
