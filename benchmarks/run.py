@@ -16,6 +16,7 @@ from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
 from benchmarks.driver import PICTURES, TEXTS
 from benchmarks.driver import table as driver_table
+from benchmarks.ray_step import measure_ray_step
 from benchmarks.reward_wire import measure_wire, served
 from benchmarks.scored_rollout import measure_overlap
 from benchmarks.scorer_speed import scorer_speeds
@@ -42,6 +43,7 @@ def main() -> None:
         scores(Path(folder))
     rewards()
     transports()
+    ray_step()
     scorers()
     questions()
     driver()
@@ -114,6 +116,17 @@ def transports() -> None:
             f"{name:<14} {cost.keep:8.3f} {cost.fetch:8.3f} {cost.driver:10.3f} {cost.memcpy:8.3f} {cost.call:8.4f}",
             flush=True,
         )
+
+
+def ray_step() -> None:
+    """A step of the quickstart's pictures by each launcher."""
+    cost = measure_ray_step(3 * REPEATS)
+    print("\nA Flow-GRPO step of the digits recipe: seconds in this process, and on one and two ranks of Ray")
+    print(
+        f"  in process {cost.local:.3f}, one rank {cost.one:.3f} ({cost.one / cost.local:.2f} x), two ranks "
+        f"{cost.two:.3f} ({cost.two / cost.local:.2f} x)",
+        flush=True,
+    )
 
 
 def scorers() -> None:

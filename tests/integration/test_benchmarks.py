@@ -12,6 +12,7 @@ from benchmarks import ar_step, diffusion_step
 from benchmarks.ar_step import TextWorkload
 from benchmarks.bare_loop import Workload
 from benchmarks.driver import PICTURES, TEXTS, measure_driver
+from benchmarks.ray_step import measure_ray_step
 from benchmarks.scored_rollout import Overlap, measure_overlap
 from unirl.distributed.group.placement import Placement
 from unirl.models.random_weights.sd3 import write
@@ -26,6 +27,13 @@ def test_the_benchmark_of_the_overlap_scores_a_rollout_both_ways(tmp_path: Path)
     assert Overlap(chunks=4, rollout=1.0, reward=1.0, chunked=1.25).ratio == 0.625
     assert Overlap(chunks=4, rollout=1.0, reward=1.0, chunked=1.25).best == 0.625
     assert Overlap(chunks=4, rollout=1.0, reward=3.0, chunked=3.5).best == 0.8125
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_the_benchmark_of_ray_takes_the_same_step_by_each_launcher(ray: None) -> None:
+    cost = measure_ray_step(1, ("data.prompts_per_step=2", "data.samples_per_prompt=2", "sampling.steps=4"))
+    assert min(cost.local, cost.one, cost.two) > 0
 
 
 def test_both_sides_of_the_diffusion_benchmark_take_a_step(tmp_path: Path) -> None:

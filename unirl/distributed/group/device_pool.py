@@ -32,6 +32,7 @@ _OWN_CLUSTER = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about a change of its own to come
     "RAY_prestart_worker_first_driver": "0",    # ranks start in environments of their own, which no such worker has
     "RAY_enable_worker_prestart": "0",
+    "RAY_worker_niceness": "0",                # ranks are what the machine is there for
     ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
 }  # fmt: skip
 _GIB = 2**30
