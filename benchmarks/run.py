@@ -14,6 +14,8 @@ import torch
 from benchmarks.ar_step import SideName, TextCost, TextWorkload, measure_text
 from benchmarks.bare_loop import Workload
 from benchmarks.diffusion_step import Cost, measure
+from benchmarks.driver import PICTURES, TEXTS
+from benchmarks.driver import table as driver_table
 from benchmarks.reward_wire import measure_wire, served
 from benchmarks.scored_rollout import measure_overlap
 from benchmarks.scorer_speed import scorer_speeds
@@ -42,6 +44,7 @@ def main() -> None:
     transports()
     scorers()
     questions()
+    driver()
 
 
 def diffusion(folder: Path) -> None:
@@ -132,6 +135,13 @@ def questions() -> None:
         f"probabilities differ by {cost.difference:.0e} at most",
         flush=True,
     )
+
+
+def driver() -> None:
+    """The driver of many ranks, which only answer."""
+    for what, load in (("pictures", PICTURES), ("responses of 512 tokens", TEXTS)):
+        print(f"\nThe driver's CPU seconds in a step, {load.prompts} x {load.group} {what} on each rank, by phase")
+        driver_table(load, (8, 64, 512, 1024))
 
 
 def rendered(checkpoint: Path, question: str) -> str:

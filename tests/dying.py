@@ -15,16 +15,15 @@ from unirl.reward.scorers.digits import DigitJudge
 
 @dataclasses.dataclass(frozen=True)
 class DyingJudge(Scorer):
-    """`DigitJudge`. Deaths are counted in `folder`, which all ranks see.
+    """`DigitJudge`. Calls are counted in `folder`, which all ranks see: after a restart they go on.
 
     at_calls: of all ranks together, the calls that kill their rank
-    lives:    mean seconds that a rank lives from its first call on, None for ever; deaths: at most so many of those
+    chance:   that a call is followed by its rank's death, at any moment of the next second
     """
 
     folder: Path
     at_calls: tuple[int, ...] = ()
-    lives: float | None = None
-    deaths: int = 0
+    chance: float = 0.0
     judge: DigitJudge = dataclasses.field(default_factory=DigitJudge)
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
@@ -32,16 +31,12 @@ class DyingJudge(Scorer):
         self._mark(f"call-{call}-{os.getpid()}")
         if call in self.at_calls:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.lives is not None and not any(thread.name == "death" for thread in threading.enumerate()):
-            death = threading.Timer(random.Random(call).expovariate(1 / self.lives), self._die)
-            death.name, death.daemon = "death", True
+        draws = random.Random(call)
+        if draws.random() < self.chance:
+            death = threading.Timer(draws.random(), os.kill, (os.getpid(), signal.SIGKILL))
+            death.daemon = True
             death.start()
         return self.judge.score(samples)
-
-    def _die(self) -> None:
-        if len(list(self.folder.glob("death-*"))) < self.deaths:
-            self._mark(f"death-{os.getpid()}")
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def _mark(self, name: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from benchmarks import ar_step, diffusion_step
 from benchmarks.ar_step import TextWorkload
 from benchmarks.bare_loop import Workload
+from benchmarks.driver import PICTURES, TEXTS, measure_driver
 from benchmarks.scored_rollout import Overlap, measure_overlap
 from unirl.distributed.group.placement import Placement
 from unirl.models.random_weights.sd3 import write
@@ -44,3 +46,20 @@ def test_both_sides_of_the_language_benchmark_write_their_tokens(tmp_path: Path,
     with Placement(device="cpu").slab() as slab:
         assert [cost.tokens for cost in ar_step.Product(slab, work).steps(2)] == [16.0, 16.0]
     assert [cost.tokens for cost in ar_step.Bare(work).steps(1)] == [16.0]
+
+
+def test_what_passes_the_driver_grows_with_ranks_and_not_with_the_size_of_pictures() -> None:
+    small = dataclasses.replace(PICTURES, settings=(*PICTURES.settings, "sampling.height=256", "sampling.width=256"))
+    two, four, eight = (
+        measure_driver(load, ranks, repeats=1).bytes for load, ranks in ((PICTURES, 2), (PICTURES, 4), (PICTURES, 8))
+    )
+    assert measure_driver(small, 4, repeats=1).bytes == pytest.approx(four, rel=0.01)
+    assert four / two == pytest.approx(2, rel=0.05)
+    assert eight / four == pytest.approx(2, rel=0.05)
+
+
+def test_a_driver_of_language_models_takes_its_step() -> None:
+    cost = measure_driver(TEXTS, 2, repeats=1)
+    tokens = 2 * TEXTS.prompts * TEXTS.group * 512
+    assert cost.bytes > tokens * (8 + 4 + 1)
+    assert cost.total > 0

@@ -122,7 +122,8 @@ def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...])
     """Row numbers of batch `batch` in the endless sequence of shuffled epochs of `size` rows that `key` names."""
     first = batch * count
     wanted = [divmod(position, size) for position in range(first, first + count)]
-    orders = {epoch: torch.randperm(size, generator=generator(*key, epoch)).tolist() for epoch, _ in wanted}
+    epochs = range(first // size, (first + count - 1) // size + 1)
+    orders = {epoch: torch.randperm(size, generator=generator(*key, epoch)).tolist() for epoch in epochs}
     return [orders[epoch][offset] for epoch, offset in wanted]
 
 

@@ -6,7 +6,7 @@
 A line is standard JSON with `step` first and the names sorted. Floats are written with the fewest digits that read back
 to the same bits. JSON has no NaN and no infinity: NaN is null, the infinities are the strings "Infinity" and
 "-Infinity"; `read` gives the floats back. All times are under `seconds/`: the rest of a line is the same in a repeated
-run.
+run, but for `run/restarts`.
 """
 
 from __future__ import annotations

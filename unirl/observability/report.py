@@ -176,6 +176,9 @@ def _verdict(settings: dict[str, Any], history: History, gains: list[Gain], chec
             sentences += [f"{_capital(gain.name)} {_went(gain)}{_kept(gain)}." for gain in group]
         elif _TRAINED not in by_role:
             sentences.append(f"The {role} {_went(group[0])}.")
+    if restarts := history.finite("run/restarts"):
+        count = max(count for _, count in restarts)
+        sentences.append(f"{count:,.0f} {'restart' if count == 1 else 'restarts'} replaced lost workers.")
     return " ".join([*sentences, _health_sentence(checks)])
 
 

@@ -9,6 +9,7 @@ import torch
 
 from unirl.algorithms.token_base import responses
 from unirl.algorithms.token_losses import overlong_penalty, per_token
+from unirl.types.advantages import group_numbers, spread_of
 from unirl.types.metric import Metrics, mean, total
 from unirl.types.sample import Part
 from unirl.types.sampling import ARSamplingParams
@@ -79,20 +80,25 @@ class ResponseConfig:
         if self.max_draws == 0:
             return part, {}
         drawn, extra = [part], 0
-        teaching, equal = _by_spread(part)
-        while len(teaching) < prompts and extra < self.max_draws:
+        teaching, equal, found = _by_spread(part)
+        kept, rest = [teaching], [equal]
+        while found < prompts and extra < self.max_draws:
             extra += 1
-            drawn.append(draw(extra, prompts - len(teaching)))
-            more, rest = _by_spread(drawn[-1])
-            teaching, equal = teaching + more, equal + rest
+            drawn.append(draw(extra, prompts - found))
+            teaching, equal, more = _by_spread(drawn[-1])
+            kept.append(teaching)
+            rest.append(equal)
+            found += more
         rewards = torch.cat([piece.rewards[piece.valid] for piece in drawn if piece.rewards is not None])
+        gathered = Part.concat([*kept, *rest])
+        numbers = group_numbers(gathered.groups("group"))
         metrics: Metrics = {
             "rollout/extra_draws": total(float(extra)),
-            "rollout/equal_groups": total(float(len(equal))),
-            "rollout/open_places": total(float(prompts - len(teaching))),
+            "rollout/equal_groups": total(float(numbers.max()) + 1 - found),
+            "rollout/open_places": total(float(prompts - found)),
             "rollout/drawn_reward": mean(float(rewards.double().mean()), float(len(rewards))),
         }
-        return Part.concat([*teaching, *equal][:prompts]), metrics
+        return gathered.select((numbers < prompts).nonzero().flatten()), metrics
 
     def shaped(self, part: Part, sampling: ARSamplingParams) -> Part:
         """A gathered Part as it is trained on."""
@@ -115,15 +121,10 @@ def response_metrics(part: Part) -> Metrics:
     }
 
 
-def _by_spread(part: Part) -> tuple[list[Part], list[Part]]:
-    """The groups of a scored part, those with different finite rewards and the others."""
+def _by_spread(part: Part) -> tuple[Part, Part, int]:
+    """The groups of a scored part with different finite rewards, the others, and how many the former are."""
     assert part.rewards is not None, "rewards come before groups are judged by them"
-    rewards, valid, names = part.rewards, part.valid, part.groups("group")
-    teaching: list[Part] = []
-    equal: list[Part] = []
-    for name in dict.fromkeys(names):
-        rows = torch.tensor([row for row, own in enumerate(names) if own == name])
-        known = rewards[rows[valid[rows]]]
-        differ = bool((known != known[:1]).any())
-        (teaching if differ else equal).append(part.select(rows))
-    return teaching, equal
+    numbers = group_numbers(part.groups("group"))
+    differ = spread_of(part.rewards, numbers).differ
+    taught = differ[numbers]
+    return part.select(taught.nonzero().flatten()), part.select((~taught).nonzero().flatten()), int(differ.sum())

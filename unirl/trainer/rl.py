@@ -18,7 +18,7 @@ from unirl.train.stack.base import TrainStack
 from unirl.trainer.base import PolicyConfig, PolicyTrainer, TrainConfig, spawn_backend
 from unirl.trainer.reads import check_reads
 from unirl.trainer.scored import scored
-from unirl.types.advantages import Scale
+from unirl.types.advantages import Scale, group_numbers, spread_of
 from unirl.types.batch import piece_sizes
 from unirl.types.metric import Metrics, maximum, mean, minimum, total
 from unirl.types.sample import Part, Sample
@@ -175,19 +175,18 @@ def reward_metrics(part: Part, absent: Collection[str] = ()) -> Metrics:
     assert part.rewards is not None
     assert part.reward_components is not None
     finite = part.rewards[part.valid].double()
-    groups = part.groups("group")
-    rows = {group: [i for i, own in enumerate(groups) if own == group] for group in dict.fromkeys(groups)}
-    by_group = [part.rewards[members][part.valid[members]].double() for members in rows.values()]
-    spreads = [float(group.std(correction=0)) for group in by_group if len(group)]
+    numbers = group_numbers(part.groups("group"))
+    spread = spread_of(part.rewards, numbers)
     metrics: Metrics = {"reward/invalid": total(float(len(part) - len(finite)))}
     if part.advantages is not None:
-        constant = [float(not part.advantages[members].any()) for members in rows.values()]
-        metrics["advantage/constant_groups"] = mean(sum(constant) / len(constant), float(len(constant)))
+        trained = torch.zeros_like(spread.count).index_add(0, numbers, (part.advantages != 0).double())
+        metrics["advantage/constant_groups"] = mean(float((trained == 0).double().mean()), float(len(trained)))
     if len(finite):
         weight = float(len(finite))
         metrics["reward/mean"] = mean(float(finite.mean()), weight)
         metrics["reward/std"] = mean(float(finite.std(correction=0)), weight)
-        metrics["reward/group_std"] = mean(sum(spreads) / len(spreads), float(len(spreads)))
+        spreads = spread.std[spread.count > 0]
+        metrics["reward/group_std"] = mean(float(spreads.mean()), float(len(spreads)))
         metrics["reward/max"], metrics["reward/min"] = maximum(float(finite.max())), minimum(float(finite.min()))
     for name, column in part.reward_components.items():
         if name in absent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -24,23 +25,50 @@ def group_relative(rewards: torch.Tensor, groups: Sequence[str], *, scale: Scale
     if rewards.ndim != 1 or len(groups) != len(rewards):
         raise ValueError(f"rewards of shape {tuple(rewards.shape)} do not fit {len(groups)} group names")
     values = rewards.detach().to(torch.float64)
+    numbers = group_numbers(groups).to(values.device)
+    finite, spread = torch.isfinite(values), spread_of(values, numbers)
+    # Equality is tested on the values: a mean that is off by an ulp, divided by eps, would be an advantage of 1.
+    taught = finite & spread.differ[numbers]
+    advantages = values - spread.mean[numbers]
+    if scale == "group_std":
+        advantages = advantages / (spread.std[numbers] + eps)
+    elif scale == "global_std" and finite.any():
+        advantages = advantages / (values[finite].std(correction=0) + eps)
+    return torch.where(taught, advantages, 0).to(torch.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Of the finite values in each of G groups, `(G,)`.
+
+    count:     how many
+    mean, std: in float64, the std that of the population; 0 where there is none
+    differ:    whether there are two that differ
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+    differ: torch.Tensor
+
+
+def spread_of(values: torch.Tensor, numbers: torch.Tensor) -> Spread:
+    """values: `(N,)`; numbers: `(N,)`, the group of each, 0 .. G - 1. One pass, however many groups there are."""
     finite = torch.isfinite(values)
-    advantages = torch.zeros_like(values)
-    global_std = values[finite].std(correction=0) if finite.any() else values.new_tensor(0.0)
-    for rows in _rows_of_groups(groups):
-        rows = rows.to(values.device)
-        kept = rows[finite[rows]]
-        group = values[kept]
-        # Equality is tested on the values: a mean that is off by an ulp, divided by eps, would be an advantage of 1.
-        if len(group) == 0 or bool((group == group[0]).all()):
-            continue
-        centred = group - group.mean()
-        if scale == "group_std":
-            centred = centred / (group.std(correction=0) + eps)
-        elif scale == "global_std":
-            centred = centred / (global_std + eps)
-        advantages[kept] = centred
-    return advantages.to(torch.float32)
+    own, kept = numbers[finite], values[finite].double()
+    none = kept.new_zeros(int(numbers.max()) + 1 if len(numbers) else 0)
+    count = none.index_add(0, own, torch.ones_like(kept))
+    mean = none.index_add(0, own, kept) / count.clamp(min=1)
+    square = none.index_add(0, own, (kept - mean[own]).square()) / count.clamp(min=1)
+    low = torch.full_like(none, torch.inf).scatter_reduce(0, own, kept, "amin")
+    high = torch.full_like(none, -torch.inf).scatter_reduce(0, own, kept, "amax")
+    return Spread(count, mean, square.sqrt(), low < high)
+
+
+def group_numbers(groups: Sequence[str]) -> torch.Tensor:
+    """The groups by number, in the order in which they appear: `a a b a` gives `[0, 0, 1, 0]`."""
+    known: dict[str, int] = {}
+    return torch.tensor([known.setdefault(group, len(known)) for group in groups], dtype=torch.long)
 
 
 def combine_rewards(components: dict[str, torch.Tensor], weights: dict[str, float]) -> torch.Tensor:
@@ -100,10 +128,3 @@ def packed_gae(
         kept = advantages[trained]
         advantages = torch.where(trained, (advantages - kept.mean()) / (kept.std(correction=0) + _WHITE), 0)
     return advantages[written].float(), returns[written].float()
-
-
-def _rows_of_groups(groups: Sequence[str]) -> list[torch.Tensor]:
-    rows: dict[str, list[int]] = {}
-    for row, group in enumerate(groups):
-        rows.setdefault(group, []).append(row)
-    return [torch.tensor(members, dtype=torch.long) for members in rows.values()]

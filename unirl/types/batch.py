@@ -17,6 +17,7 @@ moving them. A field whose length does not fit the batch is an error; a field ma
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, cast
@@ -94,8 +95,12 @@ class Rows:
         """Consecutive pieces of the given sizes, which must add up to the batch."""
         if sum(sizes) != len(self):
             raise ValueError(f"sizes {list(sizes)} do not add up to the batch of {len(self)} rows")
-        ends = torch.tensor(list(sizes), dtype=torch.long).cumsum(0).tolist()
-        return [self.select(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+        fields = dataclasses.fields(self)
+        pieces = (self._cut(field.name, self.__dict__[field.name], sizes) for field in fields)
+        return [
+            type(self)(**dict(zip((field.name for field in fields), own, strict=True)))
+            for own in zip(*pieces, strict=True)
+        ]
 
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
@@ -109,6 +114,12 @@ class Rows:
     def to(self, device: torch.device | str) -> Self:
         """Every tensor on `device`."""
         return self._map(lambda _, value: _to(value, torch.device(device)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: _packed(value) for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({name: _unpacked(value) for name, value in state.items()})
 
     def _present(self) -> Iterator[tuple[str, str, Any]]:
         for field in dataclasses.fields(self):
@@ -144,6 +155,22 @@ class Rows:
             return next(iter(sizes.values()), None)
         return len(value)
 
+    def _cut(self, name: str, value: Any, sizes: Sequence[int]) -> Sequence[Any]:
+        """`value` in each piece of a split. All at once: piece by piece, the whole of it would be read for each."""
+        kind = self._metadata(name)[_KIND]
+        if value is None or kind == "shared":
+            return [value] * len(sizes)
+        if kind == "nested":
+            return value.split(sizes)
+        if kind == "listed":
+            return [value[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+        if kind == "mapped":
+            columns = zip(*(_cloned(column.split(list(sizes))) for column in value.values()), strict=True)
+            return [dict(zip(value, own, strict=True)) for own in columns] if value else [{} for _ in sizes]
+        if kind == "packed":
+            sizes = [int(lengths.sum()) for lengths in self._lengths(name).split(list(sizes))]
+        return _cloned(value.split(list(sizes)))
+
     def _select(self, name: str, value: Any, rows: torch.Tensor) -> Any:
         kind = self._metadata(name)[_KIND]
         if kind == "shared":
@@ -158,6 +185,34 @@ class Rows:
             pieces = value.split(self._lengths(name).tolist())
             return torch.cat([pieces[row] for row in rows.tolist()]) if rows.numel() else value[:0]
         return value[rows.to(value.device)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """A tensor on its way to another process, as numpy's array: pickling it takes a tenth of the time."""
+
+    array: Any
+
+
+def _packed(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _packed(item) for key, item in value.items()}
+    plain = type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad
+    return _Packed(value.numpy()) if plain and value.dtype != torch.bfloat16 else value
+
+
+def _unpacked(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _unpacked(item) for key, item in value.items()}
+    if type(value) is not _Packed:
+        return value
+    # What a process reads from shared memory must not be written to.
+    return torch.from_numpy(value.array if value.array.flags.writeable else value.array.copy())
+
+
+def _cloned(pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each with memory of its own: a view is pickled with all that it is a view of."""
+    return [piece.clone() for piece in pieces]
 
 
 def row_numbers(index: Sequence[int] | torch.Tensor, count: int) -> torch.Tensor:
@@ -181,6 +236,10 @@ class Elsewhere(ABC):
     @abstractmethod
     def select(self, index: Sequence[int] | torch.Tensor) -> Self:
         """The rows at `index`, in that order; rows may repeat."""
+
+    @abstractmethod
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """Consecutive pieces of the given sizes, which add up to N."""
 
     @classmethod
     @abstractmethod

@@ -11,6 +11,8 @@ An engine takes a Sample whose last Part (the frontier) is unfilled and returns 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 from typing import Any, Literal, Self
 
 import torch
@@ -20,7 +22,7 @@ from unirl.types.batch import Rows, dense, listed, mapped, nested, shared
 from unirl.types.condition import Conditions, PromptTokens
 from unirl.types.media import Media
 from unirl.types.reward import Scores
-from unirl.types.sample_id import ancestor_id, child_id, depth, parent_id
+from unirl.types.sample_id import ancestor_id, child_id, depth, depths, parent_ids
 from unirl.types.sampling import DiffusionSamplingParams, SamplingParams
 from unirl.types.segment import CleanLatents, LatentSegment, TextSegment
 
@@ -55,7 +57,7 @@ class Part(Rows):
 
     def __post_init__(self) -> None:
         Rows.__post_init__(self)
-        if len({depth(sample_id) for sample_id in self.ids}) > 1:
+        if len(depths(self.ids)) > 1:
             raise ValueError(f"the ids of a Part must have one depth, got {self.ids}")
         if len(set(self.ids)) < len(self.ids):
             raise ValueError(f"an id stands twice in a Part: {self.ids}")
@@ -72,7 +74,7 @@ class Part(Rows):
     @property
     def prompt_ids(self) -> list[str]:
         """The id of the prompt of each row: its parent's, of a given row its own."""
-        return [parent_id(sample_id) for sample_id in self.ids] if self.generated else self.ids
+        return parent_ids(self.ids) if self.generated else self.ids
 
     @property
     def filled(self) -> bool:
@@ -183,7 +185,7 @@ class Part(Rows):
     def groups(self, scope: Literal["group", "prompt", "global"]) -> list[str]:
         """The name of the group of each row."""
         if scope == "group":
-            return [parent_id(sample_id) for sample_id in self.ids]
+            return parent_ids(self.ids)
         if scope == "prompt":
             return [ancestor_id(sample_id, 0) for sample_id in self.ids]
         return [""] * len(self)
@@ -206,14 +208,12 @@ class Sample:
 
     @staticmethod
     def _check_parents(parents: Part, children: Part) -> None:
-        order = [parent_id(child) for child in children.ids]
-        first_seen = list(dict.fromkeys(order))
-        present = set(first_seen)
+        runs = [parent for parent, _ in itertools.groupby(parent_ids(children.ids))]
+        present = set(runs)
         missing = present.difference(parents.ids)
         if missing:
             raise ValueError(f"parents {sorted(missing)} are not in the Part above")
-        runs = sum(1 for i, parent in enumerate(order) if i == 0 or order[i - 1] != parent)
-        if runs != len(first_seen) or first_seen != [p for p in parents.ids if p in present]:
+        if runs != [parent for parent in parents.ids if parent in present]:
             raise ValueError("siblings must stand next to each other, in the order of their parents")
 
     @property
@@ -241,7 +241,7 @@ class Sample:
         if len(self.parts) < 2:
             raise ValueError("the frontier of this Sample are its roots, which have no parents")
         row_of = {sample_id: row for row, sample_id in enumerate(self.parts[-2].ids)}
-        return torch.tensor([row_of[parent_id(sample_id)] for sample_id in self.frontier.ids], dtype=torch.long)
+        return torch.tensor([row_of[parent] for parent in parent_ids(self.frontier.ids)], dtype=torch.long)
 
     def propagate_rewards(self, how: Literal["mean", "max", "sum"]) -> Sample:
         """Rewards of the Part above the frontier from its finite children; a parent without one is invalid (NaN)."""
@@ -260,15 +260,12 @@ class Sample:
 
     def split(self, counts: list[int]) -> list[Sample]:
         """Consecutive pieces of `counts` roots each, with all their descendants."""
-        roots = [piece.ids for piece in self.roots.split(counts)]
-        return [self._descendants_of(set(ids)) for ids in roots]
-
-    def _descendants_of(self, roots: set[str]) -> Sample:
-        def kept(part: Part) -> list[int]:
-            return [row for row, sample_id in enumerate(part.ids) if ancestor_id(sample_id, 0) in roots]
-
         # Every piece has all levels, be they empty, so that pieces join again.
-        return Sample(tuple(part.select(kept(part)) for part in self.parts))
+        levels = [self.roots.split(counts)]
+        for part in self.parts[1:]:
+            children = Counter(parent_ids(part.ids))
+            levels.append(part.split([sum(children[parent] for parent in above.ids) for above in levels[-1]]))
+        return [Sample(parts) for parts in zip(*levels, strict=True)]
 
     @classmethod
     def concat(cls, samples: list[Self]) -> Self:

@@ -6,6 +6,8 @@ row is drawn, and never derived from content: equal text never merges two groups
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def root_id(rollout: int, row: int) -> str:
     """The id of prompt row `row` of rollout `rollout`."""
@@ -29,6 +31,13 @@ def parent_id(sample_id: str) -> str:
     return parent
 
 
+def parent_ids(sample_ids: Sequence[str]) -> list[str]:
+    """`parent_id` of each; all are of one depth."""
+    if sample_ids:
+        parent_id(sample_ids[0])
+    return [sample_id.rpartition("/")[0] for sample_id in sample_ids]
+
+
 def sibling_id(sample_id: str, index: int) -> str:
     """Number `index` beside `sample_id`: of the same parent, or for a root of the same rollout."""
     return root_id(rollout_of(sample_id), index) if "/" not in sample_id else child_id(parent_id(sample_id), index)
@@ -37,6 +46,11 @@ def sibling_id(sample_id: str, index: int) -> str:
 def depth(sample_id: str) -> int:
     """0 for a root, 1 for its children, and so on."""
     return sample_id.count("/")
+
+
+def depths(sample_ids: Sequence[str]) -> set[int]:
+    """The different depths that there are."""
+    return {sample_id.count("/") for sample_id in sample_ids}
 
 
 def ancestor_id(sample_id: str, level: int) -> str:

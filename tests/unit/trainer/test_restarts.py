@@ -38,6 +38,7 @@ def test_it_goes_on_from_its_last_checkpoint_with_the_same_numbers(
     restarts = [line.pop("run/restarts", 0) for line in lossy]
     assert lossy == lines(tmp_path / "whole")
     assert restarts == [0, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3]
+    assert "3 restarts replaced lost workers." in (tmp_path / "lossy" / "run" / "report.html").read_text()
     assert [record.getMessage() for record in caplog.records] == [
         "slab main lost rank 1; restart 1 of 3 from step 0",
         "slab main lost rank 1; restart 1 of 3 from step 6",

@@ -4,14 +4,52 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from unirl.types.advantages import combine_rewards, gae, group_relative
+from unirl.types.advantages import Scale, combine_rewards, gae, group_numbers, group_relative, spread_of
 
 
 def test_the_documented_example() -> None:
     ours = group_relative(torch.tensor([1.0, 3, 5, 5]), ["a", "a", "b", "b"], scale="group_std")
     assert ours.tolist() == pytest.approx([-1, 1, 0, 0], abs=2e-6)
     assert ours.dtype == torch.float32
+
+
+def one_group_after_another(rewards: torch.Tensor, groups: list[str], scale: str, eps: float) -> torch.Tensor:
+    """The definition, a group at a time."""
+    values, names = rewards.double(), torch.tensor([groups.index(group) for group in groups])
+    finite = torch.isfinite(values)
+    everything = values[finite].std(correction=0) if finite.any() else torch.zeros(())
+    advantages = torch.zeros(len(values), dtype=torch.float64)
+    for number in names.unique():
+        rows = ((names == number) & finite).nonzero().flatten()
+        if len(values[rows].unique()) > 1:
+            std = {"group_std": values[rows].std(correction=0), "global_std": everything, "none": 1 - eps}[scale]
+            advantages[rows] = (values[rows] - values[rows].mean()) / (std + eps)
+    return advantages.float()
+
+
+REWARDS = st.one_of(st.floats(-10, 10, width=32), st.sampled_from([0.0, 1.0, float("nan"), float("inf")]))
+
+
+@given(rows=st.lists(st.tuples(st.sampled_from("abcd"), REWARDS), min_size=1, max_size=40))
+@pytest.mark.parametrize("scale", ["group_std", "global_std", "none"])
+def test_all_groups_at_once_are_bit_for_bit_one_group_after_another(
+    scale: Scale, rows: list[tuple[str, float]]
+) -> None:
+    groups, rewards = [group for group, _ in rows], torch.tensor([reward for _, reward in rows])
+    ours = group_relative(rewards, groups, scale=scale, eps=1e-4)
+    assert torch.equal(ours, one_group_after_another(rewards, groups, scale, 1e-4))
+
+
+def test_the_spread_of_groups_by_hand() -> None:
+    """Groups `1, 3`, `7`, `nan`."""
+    spread = spread_of(torch.tensor([1.0, 7, 3, torch.nan]), group_numbers(["a", "b", "a", "c"]))
+    assert spread.count.tolist() == [2, 1, 0]
+    assert spread.mean.tolist() == [2, 7, 0]
+    assert spread.std.tolist() == [1, 0, 0]
+    assert spread.differ.tolist() == [True, False, False]
 
 
 def test_rows_of_a_group_need_not_stand_together() -> None:

@@ -61,6 +61,20 @@ SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=8)
 
 
 @given(lengths=SIZES, maybe=st.booleans(), data=st.data())
+def test_pieces_are_the_rows_that_select_would_take(lengths: list[int], maybe: bool, data: st.DataObject) -> None:
+    batch = everything(lengths, maybe=maybe)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=3)))
+    bounds = list(zip([0, *cuts], [*cuts, len(lengths)], strict=True))
+    for piece, (start, end) in zip(batch.split([end - start for start, end in bounds]), bounds, strict=True):
+        assert_same(piece, batch.select(range(start, end)))
+
+
+def test_a_piece_is_pickled_without_the_rest_of_the_batch() -> None:
+    batch = everything([2] * 1000)
+    assert len(pickle.dumps(batch.split([10, 990])[0])) < len(pickle.dumps(batch)) / 40
+
+
+@given(lengths=SIZES, maybe=st.booleans(), data=st.data())
 def test_joining_what_was_split_gives_it_back(lengths: list[int], maybe: bool, data: st.DataObject) -> None:
     batch = everything(lengths, maybe=maybe)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=4)))
@@ -114,6 +128,24 @@ def test_an_empty_batch_joins() -> None:
 def test_pickle_keeps_everything() -> None:
     batch = everything([2, 0, 1], maybe=True)
     assert_same(pickle.loads(pickle.dumps(batch)), batch)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
+def test_pickle_keeps_every_dtype_and_the_strides_of_none(dtype: torch.dtype) -> None:
+    marks = torch.arange(12).reshape(3, 4).T.to(dtype)
+    assert_same(pickle.loads(pickle.dumps(Inner(marks, list("abcd")))), Inner(marks, list("abcd")))
+
+
+def test_what_was_read_from_memory_that_is_not_ours_can_be_written_to() -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    sent = pickle.dumps(Inner(torch.zeros(100), ["a"] * 100), protocol=5, buffer_callback=buffers.append)
+    frozen = [bytes(buffer.raw()) for buffer in buffers]
+    assert frozen
+    marks = pickle.loads(sent, buffers=frozen).marks
+    marks += 1
+    assert not any(frozen[0])
 
 
 def test_to_moves_tensors_of_every_kind_and_leaves_the_rest() -> None:

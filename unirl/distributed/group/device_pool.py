@@ -94,8 +94,13 @@ class DevicePool:
                 f"{axes.on_node}; ask for fewer devices, or add nodes"
             )
         group = placement_group([{self._resource: axes.on_node}] * (count // axes.on_node), strategy="PACK")
-        if not group.wait(timeout):
-            remove_placement_group(group)
+        ready = False
+        try:
+            ready = group.wait(timeout)
+        finally:
+            if not ready:
+                remove_placement_group(group)
+        if not ready:
             free = {"GPU": 0.0, "CPU": 0.0} | ray.available_resources()
             raise ValueError(
                 f"placement.devices={count}: they did not come free in {timeout:g} s; free are "

@@ -32,7 +32,8 @@ from unirl.distributed.tensor.plane import DataPlane
 logger = logging.getLogger(__name__)
 
 _POLL = 0.5  # seconds after which a failure is noticed while other ranks go on
-_AFTERMATH = 2.0  # seconds in which what caused a rank's failure, or what it causes on others, comes to light
+_AFTERMATH = 2.0  # seconds after a rank's failure in which others may still return
+_SEARCH = 30.0  # the same where a rank failed for want of another one, which is to be named
 _KILLED = 20.0  # seconds in which the system ends a process that was killed
 _LIGHT = (type(None), bool, int, float, str)  # cheaper to send to every rank than to put
 _RANKS_NAMED = 16
@@ -66,7 +67,7 @@ class RayLauncher(Launcher):
         self._starting, self._settling = threading.Lock(), threading.Lock()
         self._unsettled: collections.deque[_Started] = collections.deque()
         self._idle_since = time.monotonic()
-        self._broken, self._closed = "", False
+        self._broken, self._lost_one, self._closed = "", False, False
         self._processes: dict[int, Process] = {}
         self._seats = pool.seats(devices, axes, timeout=deadline, patient=patient)
         fixed = {
@@ -111,7 +112,8 @@ class RayLauncher(Launcher):
             while last.error is None and last.values is None:
                 call = self._unsettled[0]
                 if self._broken:
-                    call.error = RuntimeError(f"slab {self.slab} cannot run {call.place}: {self._broken}")
+                    kind = WorkerLostError if self._lost_one else RuntimeError
+                    call.error = kind(f"slab {self.slab} cannot run {call.place}: {self._broken}")
                 else:
                     self._wait(call)
                 self._unsettled.popleft()
@@ -155,16 +157,17 @@ class RayLauncher(Launcher):
                     values[rank] = outcome.value
                 else:
                     failures[rank] = outcome.failure
-            if failures:
-                until = min(until, time.monotonic() + _AFTERMATH)
+            if done and failures:
+                deserted = all(isinstance(one, Failure) and one.deserted for one in failures.values())
+                until = min(until, time.monotonic() + (_SEARCH if deserted else _AFTERMATH))
         self._idle_since = time.monotonic()
         stuck = sorted(call.refs.values())
         if not failures and not stuck:
             call.values = dict(sorted(values.items()))
             return
         call.error = self._first_cause(call, failures) if failures else self._too_late(call, stuck)
-        ended = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())
-        if stuck or ended:
+        self._lost_one = any(isinstance(f, RayError) and not isinstance(f, RayTaskError) for f in failures.values())
+        if stuck or self._lost_one:
             self._broken = f"{call.place} has broken it ({type(call.error).__name__}: {call.error})"
 
     def _first_cause(self, call: _Started, failures: Mapping[int, Failure | RayError]) -> BaseException:
@@ -173,7 +176,7 @@ class RayLauncher(Launcher):
             if isinstance(failure, RayError):
                 return self._lost(call, rank, failure)
         raised = {rank: failure for rank, failure in failures.items() if isinstance(failure, Failure)}
-        first = min(raised, key=lambda rank: (raised[rank].at, rank))
+        first = min(raised, key=lambda rank: (raised[rank].deserted, raised[rank].at, rank))
         error = raised[first].error
         error.add_note(f"on rank {first} of slab {self.slab}:\n{raised[first].traceback}")
         return error
@@ -214,6 +217,9 @@ class RayLauncher(Launcher):
         until = time.monotonic() + _KILLED
         while time.monotonic() < until and not all(map(is_gone, self._processes.values())):
             time.sleep(0.02)
+        left = [one.pid for one in self._processes.values() if not is_gone(one)]
+        if left:
+            logger.warning("processes %s of slab %s were killed %g s ago and are still there", left, self.slab, _KILLED)
 
 
 class _Started(Pending[dict[int, Any]]):

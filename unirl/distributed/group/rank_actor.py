@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray import cloudpickle
 
 from unirl.config.environment import keep_to_loopback
@@ -61,6 +62,11 @@ class Failure:
     error: BaseException
     traceback: str
     at: float
+
+    @property
+    def deserted(self) -> bool:
+        """Whether it failed in talking to another rank, which then is the one to look at."""
+        return isinstance(self.error, torch.distributed.DistError) or "gloo" in str(self.error)
 
 
 @dataclasses.dataclass(frozen=True)

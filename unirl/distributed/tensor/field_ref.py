@@ -56,10 +56,32 @@ class FieldRef(Elsewhere):
         return sum(len(span) for span in self.spans)
 
     def select(self, index: Sequence[int] | torch.Tensor) -> FieldRef:
-        rows = row_numbers(index, len(self)).tolist()
-        places = [(span.parcel, row) for span in self.spans for row in range(span.start, span.stop)]
-        chosen = [Span(parcel, row, row + 1) for parcel, row in (places[row] for row in rows)]
+        rows = row_numbers(index, len(self))
+        stops = torch.tensor([span.stop for span in self.spans])
+        ends = torch.tensor([len(span) for span in self.spans]).cumsum(0)
+        numbers = torch.searchsorted(ends, rows, right=True)
+        at = rows - ends[numbers] + stops[numbers]
+        first = torch.ones(len(rows), dtype=torch.bool)  # of a run of rows that lie next to each other in one span
+        first[1:] = (numbers[1:] != numbers[:-1]) | (at[1:] != at[:-1] + 1)
+        runs = first.nonzero().flatten()
+        lengths = torch.diff(runs, append=torch.tensor([len(rows)]))
+        starts = zip(numbers[runs].tolist(), at[runs].tolist(), lengths.tolist(), strict=True)
+        chosen = [Span(self.spans[number].parcel, start, start + length) for number, start, length in starts]
         return FieldRef.of(self.kind, chosen or [Span(self.spans[0].parcel, 0, 0)])
+
+    def split(self, sizes: Sequence[int]) -> list[FieldRef]:
+        left, pieces = list(reversed(self.spans)), []
+        for size in sizes:
+            own = [Span(left[-1].parcel, left[-1].start, left[-1].start)]
+            while size:
+                span = left.pop()
+                end = min(span.stop, span.start + size)
+                own.append(Span(span.parcel, span.start, end))
+                size -= end - span.start
+                if end < span.stop or not left:
+                    left.append(Span(span.parcel, end, span.stop))
+            pieces.append(FieldRef.of(self.kind, own))
+        return pieces
 
     @classmethod
     def concat(cls, batches: Sequence[FieldRef]) -> FieldRef:

@@ -19,11 +19,13 @@ Known = dict[int, tuple[Rows, FieldRef]]  # rows that came by reference, by thei
 
 # A parcel of this size costs little beside the copying of it, and a rank that needs one row fetches not much more.
 PARCEL_BYTES = 8 * 2**20
+# What the driver holds of a shard must not grow with its bytes.
+MOST_PARCELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class DataPlane:
-    """transport: carries what results hold; parcel_bytes: rows are kept in parcels of about this size"""
+    """transport: carries what results hold; parcel_bytes: rows are kept in parcels of this size, or larger ones"""
 
     transport: Transport
     parcel_bytes: int = PARCEL_BYTES
@@ -45,12 +47,10 @@ class DataPlane:
 
     def _parked(self, rows: Rows, origin: str) -> FieldRef:
         count, nbytes = len(rows), tensor_bytes(rows)
-        share = max(1, self.parcel_bytes * count // max(nbytes, 1))
-        starts = range(0, count, share)
-        if len(starts) < 2:
-            parcels = [self._parcel(rows, origin)]
-        else:
-            parcels = [self._parcel(rows.select(range(at, min(at + share, count))), origin) for at in starts]
+        share = max(1, self.parcel_bytes * count // max(nbytes, 1), -(-count // MOST_PARCELS))
+        sizes = [min(share, count - start) for start in range(0, count, share)]
+        pieces = rows.split(sizes) if len(sizes) > 1 else [rows]
+        parcels = [self._parcel(piece, origin) for piece in pieces]
         return FieldRef.of(type(rows), [Span(parcel, 0, parcel.rows) for parcel in parcels])
 
     def _parcel(self, rows: Rows, origin: str) -> Parcel:

@@ -123,10 +123,10 @@ class Batch(Rows):
         order = torch.randperm(count, generator=generator(seed, "plan", part.ids[0]))
         places = torch.empty_like(order)
         places[order] = torch.arange(count)
-        first = part.select([0])
-        names = [sibling_id(first.ids[0], _BEYOND + number) for number in range(ranks - count)]
-        idle = [dataclasses.replace(first, ids=[name]) for name in names]
-        if idle:
+        if ranks > count:
+            first = part.select([0])
+            names = [sibling_id(first.ids[0], _BEYOND + number) for number in range(ranks - count)]
+            idle = [dataclasses.replace(first, ids=[name]) for name in names]
             part = Part.concat([part, *idle])
             places = torch.cat([places, torch.full((len(idle),), -1)])
         return cls(part=part, places=places, count=torch.tensor(count))

@@ -191,7 +191,7 @@ def check_a_kill_in_a_collective(worker: Handle[Worker]) -> None:
     ):
         worker.die(1, signal.SIGKILL)
     assert before.result().texts == ["A!@0"]
-    with pytest.raises(RuntimeError, match=r"slab other cannot run Worker\.order: Worker\.die has broken it"):
+    with pytest.raises(WorkerLostError, match=r"slab other cannot run Worker\.order: Worker\.die has broken it"):
         worker.order()
 
 
