@@ -164,7 +164,9 @@ def test_the_draws_of_training_differ_between_data_parallel_ranks_and_not_within
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", [Sharding(), Sharding(mode="none"), Sharding(sync="each")])
+@pytest.mark.parametrize(
+    "sharding", [Sharding(), Sharding(mode="hybrid", group=2), Sharding(mode="none"), Sharding(sync="each")]
+)
 @pytest.mark.parametrize("name", [*TEXTS, *PICTURES])
 def test_data_parallel_copies_of_a_split_model_train_what_one_rank_does(
     name: str, sharding: Sharding, runs: dict[str, Run], alone: dict[str, Any], ranks: RankPool
