@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +75,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 @pytest.fixture(scope="module")
-def alone(runs: dict[str, Run]) -> dict[str, Any]:
-    return {name: trained(RankInfo(0, 1), run, Sharding()) for name, run in runs.items()}
+def alone(runs: dict[str, Run]) -> Callable[[str], Any]:
+    return functools.cache(lambda name: trained(RankInfo(0, 1), runs[name], Sharding()))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", TEXTS)
 def test_tensor_parallel_ranks_train_what_one_does(
-    name: str, mode: Any, alone: dict[str, Any], ranks: RankPool
+    name: str, mode: Any, alone: Callable[[str], Any], ranks: RankPool
 ) -> None:
-    same(ranks(2, trained, TEXTS[name], Sharding(mode=mode), tp=2), alone[name])
+    same(ranks(2, trained, TEXTS[name], Sharding(mode=mode), tp=2), alone(name))
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", [pytest.param("FlowGRPO, all weights", marks=pytest.mark.slow), "NFT, LoRA, EMA"])
 def test_sequence_parallel_ranks_train_what_one_does(
-    name: str, mode: Any, runs: dict[str, Run], alone: dict[str, Any], ranks: RankPool
+    name: str, mode: Any, runs: dict[str, Run], alone: Callable[[str], Any], ranks: RankPool
 ) -> None:
-    same(ranks(2, trained, runs[name], Sharding(mode=mode), sp=2), alone[name])
+    same(ranks(2, trained, runs[name], Sharding(mode=mode), sp=2), alone(name))
 
 
 def exported(info: RankInfo, run: Run, sharding: Sharding, folder: Path) -> None:
@@ -164,13 +166,15 @@ def test_the_draws_of_training_differ_between_data_parallel_ranks_and_not_within
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", [Sharding(), Sharding(mode="none"), Sharding(sync="each")])
+@pytest.mark.parametrize(
+    "sharding", [Sharding(), Sharding(mode="hybrid", group=2), Sharding(mode="none"), Sharding(sync="each")]
+)
 @pytest.mark.parametrize("name", [*TEXTS, *PICTURES])
 def test_data_parallel_copies_of_a_split_model_train_what_one_rank_does(
-    name: str, sharding: Sharding, runs: dict[str, Run], alone: dict[str, Any], ranks: RankPool
+    name: str, sharding: Sharding, runs: dict[str, Run], alone: Callable[[str], Any], ranks: RankPool
 ) -> None:
     axes = {"tp": 2} if name in TEXTS else {"sp": 2}
-    same(ranks(4, trained, runs[name], sharding, dp=2, **axes), alone[name])
+    same(ranks(4, trained, runs[name], sharding, dp=2, **axes), alone(name))
 
 
 @pytest.mark.slow

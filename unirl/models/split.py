@@ -72,6 +72,8 @@ def over_tensors(bundle: Bundle, mesh: torch.distributed.DeviceMesh) -> frozense
     heads, size, plan = model.config["num_attention_heads"], mesh.size(), model._tp_plan  # noqa: SLF001 - its own name
     if heads % size:
         raise ValueError(f"the {heads} attention heads of {type(model).__name__} do not divide into tp={size} parts")
+    fused = [rule for rule, style in plan.items() if not isinstance(style, str)]
+    assert not fused, f"no file could put {fused} together again: their parts are not in the order of the whole weight"
     partial = _between(model, plan)
     config = TensorParallelConfig(mesh=mesh)
     config.setup(mesh.get_local_rank(), size, bundle.device, mesh)

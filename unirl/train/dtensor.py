@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
+AnyTensor = TypeVar("AnyTensor", bound="torch.Tensor")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

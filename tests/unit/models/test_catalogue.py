@@ -45,7 +45,7 @@ def test_the_list_has_each_family_with_its_facts_and_few_of_its_lora_targets() -
         "guidance": "an input; 4 is usual",
         "blocks to shard": "Flux2TransformerBlock, Flux2SingleTransformerBlock",
         "LoRA targets": "to_q, to_k, to_v, to_out.0 and 5 more",
-        "parallel": "context, tensor",
+        "parallel": "context",
         "advice": "source pictures make it an edit",
     }
     assert max(map(len, catalogue.overview().splitlines())) <= 120

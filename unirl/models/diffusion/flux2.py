@@ -125,7 +125,6 @@ class FLUX2Klein(FLUX2):
         licence="4B: Apache-2.0; 9B: FLUX Non-Commercial, gated",
         guidance="classifier-free, off at 1; 4 is usual. Distilled (without `base`): none",
         context_parallel=True,
-        tensor_parallel=True,
         advice="klein-base-4B has the best licence and size for RL; source pictures make it an edit",
     )
     pipelines: ClassVar[tuple[str, ...]] = ("Flux2KleinPipeline",)
@@ -155,7 +154,6 @@ class FLUX2Dev(FLUX2):
         gated=True,
         guidance="an input; 4 is usual",
         context_parallel=True,
-        tensor_parallel=True,
         advice="source pictures make it an edit",
     )
     pipelines: ClassVar[tuple[str, ...]] = ("Flux2Pipeline",)

@@ -52,11 +52,11 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         total_steps: int,
         with_reference: bool,
     ) -> None:
+        refuse_axes(family, self.rank_info, device.type)
         self._seed, self._writer = seed, ShardWriter(self.rank_info)
         # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
         seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
-        refuse_axes(family, self.rank_info, device.type)
         self.world = World.of(self.rank_info, device.type)
         _refuse_uneven(family, config, self.world)
         dtype = _compute_dtype(config.compute_dtype, device)
