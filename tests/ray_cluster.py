@@ -21,15 +21,18 @@ def ray_cluster(folder: Path) -> Iterator[None]:
 
     folder: shared by all processes of the session; the one that started the cluster waits until the others have left
     """
-    with (folder / "ray.lock").open("w") as lock, ExitStack() as closing:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    starting, using = folder / "ray.start", folder / "ray.use"
+    with starting.open("w") as start, using.open("w") as use, ExitStack() as closing:
+        fcntl.flock(start, fcntl.LOCK_EX)
         place = folder / "ray.address"
         if not place.exists():
             token = secrets.token_hex(32)
             place.write_text(f"{closing.enter_context(_server(token))} {token}")
             closing.callback(place.unlink)
-            closing.callback(fcntl.flock, lock, fcntl.LOCK_EX)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+            closing.callback(fcntl.flock, use, fcntl.LOCK_EX)
+            closing.callback(fcntl.flock, start, fcntl.LOCK_EX)  # first of all: nobody joins what is about to end
+        fcntl.flock(use, fcntl.LOCK_SH)
+        fcntl.flock(start, fcntl.LOCK_UN)
         address, token = place.read_text().split()
         # For the whole session: Ray reads its mode when it is first imported, and programs that tests start inherit it.
         os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
@@ -43,7 +46,7 @@ def ray_cluster(folder: Path) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            fcntl.flock(use, fcntl.LOCK_UN)
 
 
 @contextmanager
