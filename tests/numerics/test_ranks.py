@@ -157,6 +157,10 @@ def test_two_ranks_train_what_one_does(name: str, mode: Any, alone: dict[str, An
     same(ranks(2, trained, RUNS[name], Sharding(mode=mode)), alone[name])
 
 
+def test_on_a_cpu_offloading_changes_nothing(alone: dict[str, Any], ranks: RankPool) -> None:
+    same(ranks(2, trained, RUNS["GRPO, all weights"], Sharding(offload=True)), alone["GRPO, all weights"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sharding", [Sharding(), Sharding(mode="hybrid", group=2), Sharding(mode="none"), Sharding(sync="each")]

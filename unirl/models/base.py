@@ -33,6 +33,7 @@ class Bundle:
     part:        the part of the transformer that is trained, where the rest of it stays as it is; None for all of it
     critic:      a value head, trained whole and in float32 beside the transformer; no part of what is exported
     root:        around all work with weights that are spread over ranks; None where they are whole
+    works_on:    the device of forwards, where weights may be kept on another one; None for where the transformer is
 
     All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
@@ -43,6 +44,7 @@ class Bundle:
     part: torch.nn.Module | None = None
     critic: torch.nn.Module | None = None
     root: torch.nn.Module | None = None
+    works_on: torch.device | None = None
 
     def __post_init__(self) -> None:
         for module in (self.transformer, *self.frozen.values()):
@@ -71,8 +73,8 @@ class Bundle:
 
     @property
     def device(self) -> torch.device:
-        """Where the transformer is."""
-        return next(self.transformer.parameters()).device
+        """Where the transformer works."""
+        return self.works_on or next(self.transformer.parameters()).device
 
     @property
     def pipeline(self) -> Any:

@@ -62,7 +62,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         dtype = _compute_dtype(config.compute_dtype, device)
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.
         master_dtype = torch.float32 if config.lora is None else dtype
-        bundle = family.load(device, master_dtype, frozen_dtype=dtype)
+        bundle = family.load(config.sharding.loading(self.world, device), master_dtype, frozen_dtype=dtype)
         self._module = bundle.trained
         if config.lora is None:
             self._module.requires_grad_(True)
@@ -72,7 +72,7 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
             family.recompute_blocks(bundle)
         self.stage: StageT = config.stage(family, bundle, dtype)
         self.split = Split.of(family, bundle, self.world)
-        self.spread = config.sharding.spread(bundle, self.world, family.blocks(bundle), dtype)
+        self.spread = config.sharding.spread(bundle, self.world, family.blocks(bundle), master=dtype, device=device)
         self._parameters = bundle.trainable
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(

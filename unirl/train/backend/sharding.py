@@ -30,7 +30,7 @@ class Sharding:
     dtype:    what a trained master is gathered in: itself, or rounded to the compute dtype, which halves the traffic
     sync:     sum gradients at each micro-batch (they stay sharded), or at the last one of a step (less traffic, and
               the whole gradient in memory); auto is last with LoRA and each without
-    offload:  keep shards, gradients and optimizer state in the memory of the CPU
+    offload:  keep shards, gradients and optimizer state in the memory of the CPU (on a CPU they are there anyway)
     """
 
     mode: Literal["full", "hybrid", "none"] = "full"
@@ -48,16 +48,28 @@ class Sharding:
         if self.mode == "none" and (self.blocks is not None or self.offload):
             raise ValueError("blocks and offload are for sharded weights: with mode=none leave them out")
 
-    def spread(self, bundle: Bundle, world: World, blocks: tuple[str, ...], master: torch.dtype | None) -> Spread:
+    def loading(self, world: World, device: torch.device) -> torch.device:
+        """Where a model is loaded that then goes to `device`: what is sharded may not fit there while it is whole."""
+        in_parts = world.mesh is not None and self.mode != "none" and world.rank_info.dp == world.rank_info.world_size
+        return torch.device("cpu") if in_parts else device
+
+    def spread(
+        self, bundle: Bundle, world: World, blocks: tuple[str, ...], *, master: torch.dtype, device: torch.device
+    ) -> Spread:
         """Spread the weights of `bundle`, before an optimizer sees them.
 
-        blocks: class names that the family knows; master: what trained masters are gathered in, None for themselves
+        blocks: class names that the family knows; master: what trained masters are gathered in, unless in themselves;
+        device: where forwards run
         """
         if world.mesh is None:
             return Whole()
         if self.mode == "none":
             return Replicated(world, _ranks(world))
-        return _shard(bundle, self, world, blocks, None if self.dtype == "master" else master)
+        spread = _shard(bundle, self, world, blocks, None if self.dtype == "master" else master)
+        bundle.works_on = device
+        for module in bundle.frozen.values():
+            module.to(device)
+        return spread
 
 
 class Spread(ABC):
@@ -150,7 +162,8 @@ def _shard(
     from unirl.train.backend.root_modules import Root
 
     precision = MixedPrecisionPolicy(param_dtype=master, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    mesh, offload = _mesh(world, sharding), CPUOffloadPolicy() if sharding.offload else OffloadPolicy()
+    mesh = _mesh(world, sharding)
+    offload = CPUOffloadPolicy() if sharding.offload and mesh.device_type != "cpu" else OffloadPolicy()
     bundle.root = Root(bundle.transformer, bundle.critic)
     for module in [*_blocks(bundle.transformer, sharding.blocks, names), bundle.root]:
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=offload)
