@@ -268,4 +268,4 @@ def test_two_ranks_killed_at_random_moments_leave_a_whole_checkpoint_every_time(
     step, interrupted, kills = json.loads(run_script(RANKS, str(tmp_path), "1", "25"))
     assert kills == 25
     assert interrupted > 2
-    assert step > 25
+    assert step > interrupted
