@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -51,7 +53,9 @@ class RankPool:
     def _start(self, ranks: int) -> None:
         context = multiprocessing.get_context("spawn")
         while len(self._executors) < ranks:
-            self._executors.append(ProcessPoolExecutor(1, mp_context=context))
+            self._executors.append(
+                ProcessPoolExecutor(1, mp_context=context, initializer=_end_with, initargs=(os.getpid(),))
+            )
 
 
 @contextmanager
@@ -61,6 +65,17 @@ def rank_pool() -> Iterator[RankPool]:
         yield pool
     finally:
         pool.close()
+
+
+def _end_with(parent: int) -> None:
+    """Of a session that is killed, no process goes on."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _on_rank(info: RankInfo, rendezvous: str, timeout: float, function: Callable[..., Any], args: Any) -> Any:
