@@ -31,8 +31,8 @@ class Load:
     settings: tuple[str, ...] = ()
 
 
-# Flow-GRPO's own settings give a GPU 2 groups of 24 pictures: this is more. 512 tokens are an answer with its reasons.
-PICTURES = Load("diffusion/sd3_flow_grpo", 8, 16, ("reward=jpeg", "train.geometry.micro_batch_size=8"))
+# Flow-GRPO's own settings give a GPU 2 groups of 24 pictures. 512 tokens are an answer with its reasons.
+PICTURES = Load("diffusion/sd3_flow_grpo", 2, 24, ("reward=jpeg", "train.geometry.micro_batch_size=8"))
 TEXTS = Load("ar/sort", 2, 16, ("sampling.max_new_tokens=512",))
 
 
