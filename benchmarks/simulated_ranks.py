@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from tests.hosted import Done
 from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import Launcher, Pending
 from unirl.distributed.group.rank_info import RankInfo
@@ -57,19 +58,6 @@ class Exchange:
     packing: float
     sent: int
     received: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Done(Pending[dict[int, Any]]):
-    """A call that has ended."""
-
-    values: dict[int, Any]
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> dict[int, Any]:
-        return self.values
 
 
 class SimulatedLauncher(Launcher):

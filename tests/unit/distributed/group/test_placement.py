@@ -1,20 +1,18 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.hosted import HostedLauncher
 from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.dispatch import Call, Dispatch
 from unirl.distributed.group.handle import Handle
-from unirl.distributed.group.launcher import Launcher, Pending, RankHost
 from unirl.distributed.group.placement import Placement, Slab
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote, remote
@@ -22,37 +20,6 @@ from unirl.types.media import Media
 from unirl.types.metric import Metrics, total, values
 
 README = Path(__file__).parents[4] / "unirl/distributed/group/README.md"
-
-
-class HostedLauncher(Launcher):
-    """Several ranks one after another in this process, each with instances of its own."""
-
-    def __init__(self, slab: str, world_size: int, **axes: int) -> None:
-        self.slab = slab
-        self.ranks = tuple(RankInfo(rank, world_size, **axes) for rank in range(world_size))
-        self.hosts = [RankHost(slab, info) for info in self.ranks]
-
-    def build(self, key: int, remote: type[Remote], call: Call) -> None:
-        for host in self.hosts:
-            host.build(key, remote, call)
-
-    def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
-        return Done({rank: self.hosts[rank].call(key, method, call) for rank, call in calls.items()})
-
-    def close(self, *, at_once: bool = False) -> None:
-        for host in self.hosts:
-            host.close()
-
-
-@dataclasses.dataclass(frozen=True)
-class Done(Pending[dict[int, Any]]):
-    results: dict[int, Any]
-
-    def result(self) -> dict[int, Any]:
-        return self.results
-
-    def done(self) -> bool:
-        return True
 
 
 class Backend(Remote):

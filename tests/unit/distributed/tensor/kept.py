@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from unirl.distributed.group.dispatch import Call, Dispatch
-from unirl.distributed.group.launcher import Launcher, Pending, RankHost
-from unirl.distributed.group.rank_info import RankInfo
+from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.distributed.tensor.field_ref import FieldRef
 from unirl.distributed.tensor.in_process import InProcess
@@ -59,37 +57,6 @@ def kept(shards: Sequence[Rows], parcel_bytes: int = 2**20, transport: Transport
 def brought(ref: FieldRef) -> Any:
     """The rows of a reference."""
     return resolved(ref)
-
-
-class Hosts(Launcher):
-    """Ranks one after another in this process, which keep what their methods return."""
-
-    def __init__(self, world_size: int, plane: DataPlane | None) -> None:
-        self.slab = "main"
-        self.ranks = tuple(RankInfo(rank, world_size, dp=world_size) for rank in range(world_size))
-        self.hosts = [RankHost("main", info, plane) for info in self.ranks]
-
-    def build(self, key: int, remote: type[Remote], call: Call) -> None:
-        for host in self.hosts:
-            host.build(key, remote, call)
-
-    def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
-        return Done({rank: self.hosts[rank].call(key, method, call) for rank, call in calls.items()})
-
-    def close(self, *, at_once: bool = False) -> None:
-        for host in self.hosts:
-            host.close()
-
-
-@dataclasses.dataclass(frozen=True)
-class Done(Pending[dict[int, Any]]):
-    results: dict[int, Any]
-
-    def result(self) -> dict[int, Any]:
-        return self.results
-
-    def done(self) -> bool:
-        return True
 
 
 class Studio(Remote):

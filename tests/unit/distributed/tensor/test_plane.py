@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.distributed.tensor.kept import SAMPLING, Counting, Holder, Hosts, Studio, pictures, request
+from tests.hosted import HostedLauncher
+from tests.unit.distributed.tensor.kept import SAMPLING, Counting, Holder, Studio, pictures, request
 from tests.unit.types.same import assert_same, assert_same_sample
 from tests.unit.types.test_batch import everything
 from tests.unit.types.test_segment import trajectory
@@ -35,7 +36,7 @@ README = Path(__file__).parents[4] / "unirl/distributed/tensor/README.md"
 
 
 def slab_of(ranks: int, plane: DataPlane | None) -> Slab:
-    return Slab(Hosts(ranks, plane))
+    return Slab(HostedLauncher("main", ranks, plane=plane, dp=ranks))
 
 
 @pytest.fixture

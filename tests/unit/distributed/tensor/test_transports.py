@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.distributed.tensor.kept import Hosts, Studio, pictures, request
+from tests.hosted import HostedLauncher
+from tests.unit.distributed.tensor.kept import Studio, pictures, request
 from tests.unit.types.same import assert_same_sample
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.handle import Handle
@@ -45,7 +46,7 @@ def studio(pair: Slab) -> Handle[Studio]:
 
 def in_one_process(prompts: int) -> tuple[Sample, Sample]:
     """What the driver's own process draws, and the same twice as bright."""
-    local = Slab(Hosts(1, None)).spawn(Studio)
+    local = Slab(HostedLauncher("main", 1)).spawn(Studio)
     drawn = local.draw(request(prompts))
     return drawn, local.brighten(drawn)
 
