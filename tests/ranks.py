@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -85,6 +86,7 @@ def _on_rank(info: RankInfo, rendezvous: str, timeout: float, function: Callable
         return function(info, *args)
     finally:
         leave()
+        gc.collect()  # a group that a cycle holds has threads, which spin on its closed connections
 
 
 def _waited(error: BaseException) -> bool:
