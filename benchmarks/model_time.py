@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+from unirl.models.language import decode
 
 
 @contextmanager
 def model_seconds(*modules: torch.nn.Module) -> Iterator[list[float]]:
-    """CPU seconds in the forwards of `modules` and in every backward, summed into the one element of the list."""
+    """CPU seconds in the forwards of `modules`, decoding steps and every backward, summed into the one element.
+
+    A module that another one of `modules` calls must not be among them.
+    """
     spent, started = [0.0], [0.0]
 
     def before(module: torch.nn.Module, inputs: object) -> None:
@@ -20,7 +26,13 @@ def model_seconds(*modules: torch.nn.Module) -> Iterator[list[float]]:
     def after(module: torch.nn.Module, inputs: object, output: object) -> None:
         spent[0] += time.process_time() - started[0]
 
-    backward = torch.Tensor.backward
+    backward, decoded = torch.Tensor.backward, decode.hidden_states
+
+    def timed_decoding(*args: Any) -> torch.Tensor:
+        start = time.process_time()
+        hidden = decoded(*args)
+        spent[0] += time.process_time() - start
+        return hidden
 
     def timed_backward(*args: object, **kwargs: object) -> None:
         start, inside = time.process_time(), spent[0]
@@ -32,10 +44,10 @@ def model_seconds(*modules: torch.nn.Module) -> Iterator[list[float]]:
         for module in modules
         for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
     ]
-    torch.Tensor.backward = timed_backward  # type: ignore[method-assign]
+    torch.Tensor.backward, decode.hidden_states = timed_backward, timed_decoding  # type: ignore[method-assign]
     try:
         yield spent
     finally:
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
+        torch.Tensor.backward, decode.hidden_states = backward, decoded  # type: ignore[method-assign]
         for hook in hooks:
             hook.remove()

@@ -240,19 +240,35 @@ class DecodeLayout(Layout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
+        one = self.attend_one(layer, query[:, :, 0], key[:, :, 0], value[:, :, 0], scale=scale, window=window)
+        return one[:, :, None]
+
+    def attend_one(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """`attend` without T: query and what it returns `(B, H, D)`; key, value `(B, K, D)`."""
         column = self._cache.start + self._step
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[:, :, column], values[:, :, column] = key[:, :, 0], value[:, :, 0]
+        keys[:, :, column], values[:, :, column] = key, value
+        keys, values = keys[:, :, : column + 1], values[:, :, : column + 1]
+        mask = self._mask(column + 1, window, query.dtype)
         # All query heads of a key head ask the same keys: they stand in line as if they were tokens.
-        grouped = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]
-        output = torch.nn.functional.scaled_dot_product_attention(
-            grouped,
-            keys[:, :, : column + 1],
-            values[:, :, : column + 1],
-            self._mask(column + 1, window, query.dtype),
-            scale=scale,
-        )
-        return output.flatten(1, 2)[:, :, None]
+        grouped = query.unflatten(1, (key.shape[1], -1))
+        if query.dtype != torch.float32:
+            attend = torch.nn.functional.scaled_dot_product_attention
+            return attend(grouped, keys, values, mask, scale=scale).flatten(1, 2)
+        # By hand: of so few queries the library's kernel takes longer, and in float32 the scores lose nothing.
+        scores = (grouped * scale) @ keys.mT
+        if mask is not None:
+            scores += mask
+        return (scores.softmax(-1) @ values).flatten(1, 2)
 
     def _mask(self, columns: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores, `(B, 1, 1, columns)`; a bool mask would be turned into it in every layer."""

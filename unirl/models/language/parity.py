@@ -1,4 +1,4 @@
-"""At load: does a packed forward give what the model's own forward gives? A model may do more than its layers show."""
+"""At load: do packed forwards and decoding give what the model's own forward gives? It may do more than it shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unirl.models.base import Bundle, LanguageFamily
-from unirl.models.language.attention import PackedLayout
+from unirl.models.language.attention import DecodeLayout, PackedLayout
 from unirl.types.condition import PromptTokens
 
 # Of the norm of the logits. Rounding stays far below, a soft cap or a sink that is left out far above.
@@ -26,7 +26,7 @@ def refuse_other_forwards(
     install: Callable[[], None],
     avoid: tuple[int, ...] = (),
 ) -> None:
-    """Install the packed attention; ValueError where logits of packed rows are not those of the rows by themselves.
+    """Install the packed attention; ValueError where packed or decoded rows have not the logits that they have alone.
 
     prompts: two of them; own: a row `(1, T)` and the number of the prompt that it answers to logits `(1, T, V)`, by
     the model's own forward; avoid: tokens that no response may hold
@@ -42,27 +42,72 @@ def refuse_other_forwards(
             expected.append(own(row, parent)[0, -len(response) :].float())
         install()
         parents = torch.tensor(_PARENTS)
-        layout = PackedLayout(prompts.lengths, torch.tensor(_RESPONSES), parents)
-        positions, following = family.positions(bundle, prompts)
-        places = following[parents].repeat_interleave(layout.responses) + layout.places
-        positions = torch.cat([positions, places[:, None].expand(-1, positions.shape[-1])])
-        tokens = torch.cat([prompts.tokens, written])
-        hidden = family.hidden_states(
-            bundle,
-            tokens[None].to(device),
-            positions[None].to(device),
-            layout.to(device),
-            pictures=prompts.pictures,
-        )
-        packed = family.logits(bundle, hidden[0, -len(written) :]).float()
+        ways = {
+            "run packed": _packed(family, bundle, prompts, responses, parents),
+            "decode": _decoded(family, bundle, prompts, responses, parents),
+        }
     wanted = torch.cat(expected)
-    difference = float((packed - wanted).norm() / wanted.norm())
-    if not difference <= _TOLERANCE[str(model.dtype).removeprefix("torch.")]:
-        raise ValueError(
-            f"{type(model).__name__} does not run packed: its logits differ from those of its own forward by "
-            f"{difference:.1e} of their norm. Models whose attention has more than a causal mask and a window (soft "
-            "caps, sinks, linear attention) or that change their logits after the head are not supported"
+    for way, logits in ways.items():
+        difference = float((logits.float() - wanted).norm() / wanted.norm())
+        if not difference <= _TOLERANCE[str(model.dtype).removeprefix("torch.")]:
+            raise ValueError(
+                f"{type(model).__name__} does not {way}: its logits differ from those of its own forward by "
+                f"{difference:.1e} of their norm. Models whose attention has more than a causal mask and a window "
+                "(soft caps, sinks, linear attention) or that change their logits after the head are not supported"
+            )
+
+
+def _packed(
+    family: LanguageFamily,
+    bundle: Bundle,
+    prompts: PromptTokens,
+    responses: tuple[torch.Tensor, ...],
+    parents: torch.Tensor,
+) -> torch.Tensor:
+    """Logits after each token of the responses, in one forward: as in replay."""
+    layout = PackedLayout(prompts.lengths, torch.tensor(_RESPONSES), parents)
+    positions, following = family.positions(bundle, prompts)
+    places = following[parents].repeat_interleave(layout.responses) + layout.places
+    positions = torch.cat([positions, places[:, None].expand(-1, positions.shape[-1])])
+    tokens, device = torch.cat([prompts.tokens, *responses]), bundle.device
+    hidden = family.hidden_states(
+        bundle, tokens[None].to(device), positions[None].to(device), layout.to(device), pictures=prompts.pictures
+    )
+    return family.logits(bundle, hidden[0, -sum(_RESPONSES) :])
+
+
+def _decoded(
+    family: LanguageFamily,
+    bundle: Bundle,
+    prompts: PromptTokens,
+    responses: tuple[torch.Tensor, ...],
+    parents: torch.Tensor,
+) -> torch.Tensor:
+    """The same, a token of each response at a time: as in a rollout."""
+    layout, device = PackedLayout(prompts.lengths, _none(), _none()).keeping(), bundle.device
+    positions, following = family.positions(bundle, prompts)
+    family.hidden_states(
+        bundle,
+        prompts.tokens[None].to(device),
+        positions[None].to(device),
+        layout.to(device),
+        pictures=prompts.pictures,
+    )
+    cache = layout.key_values(parents, room=max(_RESPONSES))
+    filled = torch.nn.utils.rnn.pad_sequence(list(responses), batch_first=True, padding_value=float(responses[0][0]))
+    logits = []
+    for step, latest in enumerate(filled.mT):
+        places = (following[parents] + step)[:, None, None].expand(-1, 1, positions.shape[-1])
+        read = DecodeLayout(cache, step)
+        logits.append(
+            family.logits(bundle, family.hidden_states(bundle, latest[:, None].to(device), places.to(device), read))
         )
+    real = torch.arange(max(_RESPONSES)) < torch.tensor(_RESPONSES)[:, None]
+    return torch.cat(logits, dim=1)[real.to(device)]
+
+
+def _none() -> torch.Tensor:
+    return torch.zeros(0, dtype=torch.long)
 
 
 def trial_tokens(count: int, vocabulary: int, avoid: tuple[int, ...] = ()) -> torch.Tensor:
