@@ -124,9 +124,14 @@ class Sharded(Spread):
     each_sync: sum gradients at each micro-batch, not at the last one of a step alone
     """
 
+    bundle: Bundle
+    world: World
     modules: Sequence[Any]
     each_sync: bool
     even: bool = True
+
+    def __post_init__(self) -> None:
+        self.bundle.agreed = self._agreed
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -135,8 +140,10 @@ class Sharded(Spread):
         try:
             for module in self.modules:
                 module.unshard()
+            self.bundle.agreed = list
             yield
         finally:
+            self.bundle.agreed = self._agreed
             for module in self.modules:
                 module.set_reshard_after_forward(True, recurse=False)
             self.settle()
@@ -152,6 +159,9 @@ class Sharded(Spread):
 
     def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         pass  # FSDP has
+
+    def _agreed(self, counts: Sequence[int]) -> list[int]:
+        return [round(count) for count in self.world.highest(counts)]
 
 
 def _shard(
@@ -176,7 +186,7 @@ def _shard(
     with torch.no_grad():
         bundle.root(tuple)  # FSDP takes the first forward for that of its root, and a rollout begins with a block's
     each = sharding.sync == "each" or (sharding.sync == "auto" and all_trained(bundle))
-    return Sharded(modules, each_sync=each)
+    return Sharded(bundle, world, modules, each_sync=each)
 
 
 def all_trained(bundle: Bundle) -> bool:
