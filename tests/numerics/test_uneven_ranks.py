@@ -30,7 +30,6 @@ from unirl.train.lora import LoRA
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner import Batch, DiffusionGeometry
 from unirl.types.metric import values
-from unirl.types.sampling import DiffusionSamplingParams
 
 SHORT, LONG = flux3.TEXTS  # one window of tokens and two
 ADAPTER: dict[str, Any] = {"lora": LoRA(rank=2, alpha=4)}

@@ -49,7 +49,7 @@ def test_a_rank_of_fewer_groups_repeats_a_row_that_adds_a_gradient_of_zero() -> 
     assert x.grad.tolist() == [2.0, 4.0, 6.0, 8.0]
 
 
-def test_a_way_that_no_row_takes_is_gone_in_its_turn_and_may_give_anything() -> None:
+def test_a_way_that_no_row_takes_is_gone_in_its_turn_and_changes_no_value() -> None:
     calls: list[list[int]] = []
     scale = torch.ones((), requires_grad=True)
 

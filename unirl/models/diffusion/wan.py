@@ -189,8 +189,6 @@ class Wan22A14B(Wan):
         advice="boundary 0.875 for T2V, 0.9 for I2V; LoRA on the high-noise expert alone needs the least memory",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (True, False, False)
-    # An expert is gathered, and gets a gradient, only where it is in use.
-    block_names: ClassVar[tuple[str, ...]] = (*Wan.block_names, "WanTransformer3DModel")
 
     boundary: float = 0.875
     low_guidance: float | None = None
