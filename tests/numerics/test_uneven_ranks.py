@@ -101,6 +101,7 @@ RECORDS = {
     "FLUX.3": sft(flux3.CASES[0], DiffusionGeometry(micro_batch_size=2), **ADAPTER),
     "Qwen-Image-2.1": sft(qwen_image_2_1.CASES[0], DiffusionGeometry(micro_batch_size=2), **ADAPTER),
     "Wan 2.2": sft(EXPERTS, POINT, **ADAPTER),
+    "Wan 2.2, one expert": sft(ONE_EXPERT, POINT, **ADAPTER),
 }
 FAST = ("FLUX.3, windows", "Wan 2.2, one expert")
 SLOW = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ROLLOUTS]

@@ -158,7 +158,9 @@ class Sharded(Spread):
             module.reshard()
 
     def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        pass  # FSDP has
+        # FSDP has, in the last backward; but a micro-batch of an expert that is not trained has none.
+        if not self.each_sync and all(parameter.grad is None for parameter in parameters.values()):
+            self.bundle.run(lambda: torch.zeros((), requires_grad=True).clone()).backward()
 
     def _agreed(self, counts: Sequence[int]) -> list[int]:
         return [round(count) for count in self.world.highest(counts)]
