@@ -8,7 +8,7 @@ import torch
 
 from unirl.models.base import Bundle
 
-Forward = Callable[[list[int]], torch.Tensor]
+Forward = Callable[[list[int]], "torch.Tensor"]
 
 
 def in_groups(bundle: Bundle, layouts: Sequence[Hashable], forward: Forward) -> torch.Tensor:
