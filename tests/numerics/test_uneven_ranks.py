@@ -159,3 +159,9 @@ def test_copies_of_two_ranks_train_what_one_does(name: str, runs: Callable[[Unev
     # DTensor remembers the groups of a mesh of two dimensions for the life of a process, and a pool makes new ones.
     with rank_pool() as fresh:
         same(fresh(4, trained, run, Sharding(mode="hybrid", group=2)), trained(RankInfo(0, 1), run, FULL))
+
+
+@pytest.mark.slow
+def test_pairs_of_ranks_that_split_a_sample_agree_on_experts(runs: Callable[[Uneven], Run], ranks: RankPool) -> None:
+    run = runs(ROLLOUTS["Wan 2.2, one expert"])
+    same(ranks(4, trained, run, FULL, dp=2, sp=2), trained(RankInfo(0, 1), run, FULL))
