@@ -104,7 +104,7 @@ RECORDS = {
     "Wan 2.2, one expert": sft(ONE_EXPERT, POINT, **ADAPTER),
 }
 FAST = ("FLUX.3, windows", "Wan 2.2, one expert")
-SLOW = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ROLLOUTS]
+ROLLOUT_NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ROLLOUTS]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Uneven], Run]:
     return of
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", ROLLOUT_NAMES)
 def test_two_ranks_of_other_groups_and_experts_train_what_one_does(
     name: str, runs: Callable[[Uneven], Run], ranks: RankPool
 ) -> None:
