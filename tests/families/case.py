@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from unirl.data.pictures import Picture
 from unirl.models.base import Bundle, DiffusionFamily
 from unirl.types.media import Media
 from unirl.types.sampling import DiffusionSamplingParams
@@ -78,6 +79,16 @@ def run_pipeline(
     with torch.no_grad():
         output = pipeline(**{name: value for name, value in settings.items() if value is not _LEAVE_OUT})
     return steps, output
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Given(Picture):
+    """The picture of a case, in whole levels."""
+
+    levels: torch.Tensor
+
+    def pixels(self) -> torch.Tensor:
+        return (self.levels * 255).round() / 255
 
 
 _LEAVE_OUT = object()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.families.case import Case
+from tests.families.case import Case, Given
 from tests.families.cases import flux3
 from tests.families.conftest import ALL
 from tests.families.test_hunyuan import MEAN_FLOW
@@ -21,7 +21,6 @@ from unirl.algorithms.diffusion_base import DiffusionAlgorithm
 from unirl.algorithms.diffusion_nft import DiffusionNFT
 from unirl.algorithms.flow_dppo import FlowDPPO
 from unirl.algorithms.flow_grpo import FlowGRPO
-from unirl.data.pictures import Picture
 from unirl.data.prompts import PromptRow, PromptSource
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.placement import Placement
@@ -65,16 +64,6 @@ class Brightness(Scorer):
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [float(np.mean(sample.frames)) / 255 for sample in samples]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Given(Picture):
-    """The picture of a case, in whole levels."""
-
-    levels: torch.Tensor
-
-    def pixels(self) -> torch.Tensor:
-        return (self.levels * 255).round() / 255
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

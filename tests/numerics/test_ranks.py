@@ -48,7 +48,11 @@ OPTIMIZER = AdamW(lr=1e-2, eps=1e-5)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Two rollouts of five groups of three, with two updates on each. family: another than the smallest of its kind"""
+    """Two rollouts of five groups of three, with two updates on each.
+
+    family:  another than the smallest of its kind
+    prompts: others than those of the kind
+    """
 
     kind: str
     algorithm: Algorithm[Any]
@@ -56,6 +60,11 @@ class Run:
     settings: dict[str, Any]
     family: Family | None = None
     sampling: DiffusionSamplingParams = SAMPLING
+    prompts: tuple[PromptRow, ...] = ()
+
+    @property
+    def rows(self) -> list[PromptRow]:
+        return [*self.prompts] or [PromptRow(prompt) for prompt in PROMPTS[self.kind]]
 
     def backend(self, info: RankInfo, sharding: Sharding) -> FSDPBackend:
         smallest, made = (SMALL_LM, ARBackendConfig) if self.kind == "text" else (SMALL, DiffusionBackendConfig)
@@ -115,9 +124,7 @@ def trained(
     stack = TrainStack.on_rank(info, backend, run.algorithm, run.geometry)
     figures = []
     for number in range(2):
-        request = Sample((as_roots([PromptRow(prompt) for prompt in PROMPTS[run.kind]], number),)).fork(
-            3, WRITING if run.kind == "text" else run.sampling
-        )
+        request = Sample((as_roots(run.rows, number),)).fork(3, WRITING if run.kind == "text" else run.sampling)
         part = judged(driven(engine, "generate", request).frontier)
         if run.algorithm.needs.values is not None:
             assert isinstance(run.geometry, TokenGeometry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
@@ -34,6 +34,8 @@ class Bundle:
     critic:      a value head, trained whole and in float32 beside the transformer; no part of what is exported
     root:        around all work with weights that are spread over ranks; None where they are whole
     works_on:    the device of forwards, where weights may be kept on another one; None for where the transformer is
+    agreed:      counts of this rank to the highest among ranks that gather weights together, all of which ask; the
+                 counts themselves while nobody waits for this rank: one that forwards by group does as many as others
 
     All modules are put in eval mode and stay there: rollout, replay and reference share one dropout policy, none.
     """
@@ -45,6 +47,7 @@ class Bundle:
     critic: torch.nn.Module | None = None
     root: torch.nn.Module | None = None
     works_on: torch.device | None = None
+    agreed: Callable[[Sequence[int]], list[int]] = list
 
     def __post_init__(self) -> None:
         for module in (self.transformer, *self.frozen.values()):
@@ -130,14 +133,12 @@ class Family(ABC):
     kinds:        of media, together, that a sample is made of
     lora_targets: module name suffixes that LoRA wraps unless a recipe names others
     block_names:  class names of the transformer blocks (sharding)
-    even:         whether equal batches take equal forwards, whatever is in them: sharded training needs it
     """
 
     facts: ClassVar[Facts]
     kinds: ClassVar[frozenset[Kind]]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
-    even: ClassVar[bool] = True
 
     def blocks(self, bundle: Bundle) -> tuple[str, ...]:
         """`block_names`, unless the checkpoint decides."""

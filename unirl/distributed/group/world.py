@@ -54,13 +54,13 @@ class World:
         """The sum of each over the data-parallel ranks, in float64; ranks that hold copies count once."""
         return self._reduced(values, torch.distributed.ReduceOp.SUM) if self.mesh is not None else list(values)
 
-    def highest(self, value: float) -> float:
-        """The largest over the data-parallel ranks."""
-        return self._reduced([value], torch.distributed.ReduceOp.MAX)[0] if self.mesh is not None else value
+    def highest(self, values: Sequence[float]) -> list[float]:
+        """The largest of each over the data-parallel ranks."""
+        return self._reduced(values, torch.distributed.ReduceOp.MAX) if self.mesh is not None else list(values)
 
     def all(self, flag: bool) -> bool:
         """Whether it is true on every data-parallel rank."""
-        return self.highest(float(not flag)) == 0
+        return self.highest([float(not flag)]) == [0.0]
 
     def _reduced(self, values: Sequence[float], operation: torch.distributed.ReduceOp.RedOpType) -> list[float]:
         assert self.mesh is not None

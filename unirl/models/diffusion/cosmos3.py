@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from unirl.models.base import Bundle, Facts
+from unirl.models.diffusion.grouped import in_groups
 from unirl.models.latents import Grid
 from unirl.models.pretrained import flow_shift, ragged_embedding
 from unirl.models.published import PublishedFamily
@@ -68,10 +69,15 @@ class Cosmos3(PublishedFamily):
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
     ) -> torch.Tensor:
-        # One packed sequence has no mask between samples.
         assert embedding.mask is not None
-        rows = zip(latents, step.time, embedding.tokens, embedding.mask, strict=True)
-        return torch.cat([_velocity(bundle, x, time, ids[real]) for x, time, ids, real in rows])
+        rows = list(zip(latents, step.time, embedding.tokens, embedding.mask, strict=True))
+
+        def forward(alone: list[int]) -> torch.Tensor:
+            [(x, time, ids, real)] = [rows[row] for row in alone]
+            return _velocity(bundle, x, time, ids[real])
+
+        # One packed sequence has no mask between samples.
+        return in_groups(bundle, range(len(rows)), forward)
 
 
 def _token_ids(

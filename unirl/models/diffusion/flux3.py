@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import torch
 
 from unirl.models.base import Bundle, Facts
 from unirl.models.diffusion.flux2 import PatchedFamily, from_pixels
+from unirl.models.diffusion.grouped import in_ways
 from unirl.models.pretrained import check_checkpoint, ragged_embedding, resolve
 from unirl.models.published import ATTENTION
 from unirl.models.sources import EditEmbedding, to_pil
@@ -27,9 +29,9 @@ _POSITION_SCALE = 0.5  # of rows and columns
 class FLUX3(PatchedFamily):
     """Velocity `eps - x0` at time sigma; two guidance branches.
 
-    Rows whose prompts fill different windows of 80 tokens are predicted in forwards of their own. The distilled
-    checkpoint is a flow map: it predicts the mean velocity of a whole step, so it samples, but neither stochastic
-    steps nor losses on single points have a meaning.
+    Rows whose prompts fill different windows of 80 tokens, or whose source pictures have other sizes, are predicted in
+    forwards of their own. The distilled checkpoint is a flow map: it predicts the mean velocity of a whole step, so it
+    samples, but neither stochastic steps nor losses on single points have a meaning.
 
     max_sequence_length: tokens of a prompt
     text_layers:         whose hidden states are the embedding
@@ -46,7 +48,6 @@ class FLUX3(PatchedFamily):
     )
     lora_targets: ClassVar[tuple[str, ...]] = ATTENTION
     block_names: ClassVar[tuple[str, ...]] = ("Flux3ModeTransformerBlock", "Flux3SingleTransformerBlock")
-    even: ClassVar[bool] = False
     pipelines: ClassVar[tuple[str, ...]] = ("Flux3ModularPipeline", "Flux3DistilledModularPipeline")
 
     max_sequence_length: int = 8192
@@ -128,37 +129,51 @@ class FLUX3(PatchedFamily):
     ) -> torch.Tensor:
         assert isinstance(embedding, EditEmbedding)
         assert embedding.mask is not None
-        windows = embedding.mask.sum(1)
-        groups = [(windows == window).nonzero().flatten() for window in windows.unique()]
-        pieces = [_forward(bundle, latents[rows], step, rows, embedding.select(rows)) for rows in groups]
-        return torch.cat(pieces)[torch.cat(groups).argsort()]
+        windows = embedding.mask.sum(1).tolist()
+        sources = [[]] * len(latents) if embedding.sources is None else embedding.sources
+
+        def forward(rows: list[int], *, edit: bool) -> torch.Tensor:
+            own, window = embedding.select(rows), windows[rows[0]]
+            # Source pictures have blocks of their own, which a row without any sees for the sake of other ranks.
+            pictures = (own.stacked_sources() or [latents[rows]]) if edit else []
+            times, targets = step.time[rows], step.sigma_next[rows] if _is_flow_map(bundle) else None
+            return _velocity(bundle, latents[rows], times, own.tokens[:, :window], targets=targets, sources=pictures)
+
+        rows = [
+            (1 if own else 0, (window, tuple(picture.shape for picture in own)))
+            for window, own in zip(windows, sources, strict=True)
+        ]
+        return in_ways(bundle, rows, [partial(forward, edit=False), partial(forward, edit=True)])
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         bundle.pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
 
 
-def _forward(
-    bundle: Bundle, latents: torch.Tensor, step: Step, rows: torch.Tensor, embedding: EditEmbedding
+def _velocity(
+    bundle: Bundle,
+    latents: torch.Tensor,
+    times: torch.Tensor,
+    texts: torch.Tensor,
+    *,
+    targets: torch.Tensor | None,
+    sources: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Velocity of rows of one window; `rows` are theirs in `step`."""
-    assert embedding.mask is not None
-    window, device = int(embedding.mask[0].sum()), latents.device
-    height, width = latents.shape[-2:]
+    """One forward. texts: `(N, window, D)`; targets: the ends of a flow map's steps; sources: `(N, C, h, w)` each."""
+    window, device = texts.shape[1], latents.device
     text_ids = torch.zeros(window, 4, device=device)
     text_ids[:, 3] = torch.arange(window, device=device)
-    sources = embedding.stacked_sources()
     velocity = bundle.transformer(
         hidden_states=latents.flatten(2).mT,
-        encoder_hidden_states=embedding.tokens[:, :window],
-        timestep=step.time[rows],
-        target_timestep=step.sigma_next[rows] if _is_flow_map(bundle) else None,
+        encoder_hidden_states=texts,
+        timestep=times,
+        target_timestep=targets,
         img_ids=_positions(0, latents),
         txt_ids=text_ids,
         image_cond_hidden_states=torch.cat([source.flatten(2) for source in sources], dim=2).mT if sources else None,
         image_cond_ids=torch.cat([_positions(-1 - n, source) for n, source in enumerate(sources)]) if sources else None,
         return_dict=False,
     )[0]
-    return velocity.mT.unflatten(2, (height, width))
+    return velocity.mT.unflatten(2, latents.shape[-2:])
 
 
 def _source_latents(bundle: Bundle, pictures: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -109,18 +108,6 @@ def velocity(
         return_dict=False,
     )[0]
     return unpack(tokens[:, : own.shape[1]], *token_grid(latents)[1:])
-
-
-def in_groups(keys: Sequence[Hashable], forward: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
-    """`forward(rows)` once for the rows of each key, the results in the order of the rows.
-
-    These transformers take the layout of a batch from its first row: only rows alike may share a forward.
-    """
-    groups: dict[Hashable, list[int]] = {}
-    for row, key in enumerate(keys):
-        groups.setdefault(key, []).append(row)
-    order = torch.tensor([row for rows in groups.values() for row in rows])
-    return torch.cat([forward(rows) for rows in groups.values()])[order.argsort()]
 
 
 def explicit_mask(tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -12,7 +12,8 @@ import torch
 
 from unirl.models import latents as latent_space
 from unirl.models.base import Bundle, Facts
-from unirl.models.diffusion.qwen_image import explicit_mask, in_groups
+from unirl.models.diffusion.grouped import in_groups
+from unirl.models.diffusion.qwen_image import explicit_mask
 from unirl.models.diffusion.qwen_image_edit import EditEmbedding
 from unirl.models.latents import Grid, given_pictures
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
@@ -59,7 +60,6 @@ class QwenImage21(PublishedFamily):
     )
     lora_targets: ClassVar[tuple[str, ...]] = (*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out")
     block_names: ClassVar[tuple[str, ...]] = ("QwenImage21TransformerBlock",)
-    even: ClassVar[bool] = False
     pipelines: ClassVar[tuple[str, ...]] = ("QwenImage21Pipeline",)
     published: ClassVar[Grid] = Grid(scale=16)
 
@@ -113,7 +113,7 @@ class QwenImage21(PublishedFamily):
         def forward(rows: list[int]) -> torch.Tensor:
             return _velocity(bundle, latents[rows], step.time[rows], embedding.select(rows), lengths[rows[0]])
 
-        return in_groups(list(zip(lengths, shapes, strict=True)), forward)
+        return in_groups(bundle, list(zip(lengths, shapes, strict=True)), forward)
 
     def decode(self, bundle: Bundle, latents: torch.Tensor, sampling: DiffusionSamplingParams) -> Media:
         """The autoencoder draws with transparency; a person sees it on white."""

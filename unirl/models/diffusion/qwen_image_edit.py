@@ -11,7 +11,8 @@ import torch
 
 from unirl.models import latents as latent_space
 from unirl.models.base import Bundle, Facts
-from unirl.models.diffusion.qwen_image import QwenImageBase, explicit_mask, in_groups, token_grid, velocity
+from unirl.models.diffusion.grouped import in_groups
+from unirl.models.diffusion.qwen_image import QwenImageBase, explicit_mask, token_grid, velocity
 from unirl.models.pictures import fitted, load_picture_processor, processor_folder, source_pictures
 from unirl.sde.steps import Step
 from unirl.types.batch import listed
@@ -90,7 +91,7 @@ class QwenImageEdit(QwenImageBase):
             own = embedding.select(rows)
             return velocity(bundle, latents[rows], step.time[rows], own, references=own.references)
 
-        return in_groups([tuple(map(token_grid, pictures)) for pictures in embedding.references], forward)
+        return in_groups(bundle, [tuple(map(token_grid, pictures)) for pictures in embedding.references], forward)
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         """With the checkpoint's processor as it is: ours lacks the video part."""

@@ -10,6 +10,7 @@ import torch
 
 from unirl.models import latents as latent_space
 from unirl.models.base import Bundle, Facts, Point
+from unirl.models.diffusion.grouped import in_ways
 from unirl.models.latents import Grid
 from unirl.models.published import ATTENTION, PublishedFamily
 from unirl.models.sources import to_pil
@@ -188,7 +189,6 @@ class Wan22A14B(Wan):
         advice="boundary 0.875 for T2V, 0.9 for I2V; LoRA on the high-noise expert alone needs the least memory",
     )
     kind: ClassVar[tuple[bool, bool, bool]] = (True, False, False)
-    even: ClassVar[bool] = False
 
     boundary: float = 0.875
     low_guidance: float | None = None
@@ -232,7 +232,15 @@ class Wan22A14B(Wan):
     def predict(
         self, bundle: Bundle, latents: torch.Tensor, step: Step, embedding: Embedding, guidance: float
     ) -> torch.Tensor:
-        return bundle.transformer(self._high(step.time), **_inputs(bundle, latents, step, embedding))
+        inputs = _inputs(bundle, latents, step, embedding)
+
+        def forward(rows: list[int], *, expert: Any) -> torch.Tensor:
+            own = {name: None if value is None else value[rows] for name, value in inputs.items()}
+            return expert(**own, return_dict=False)[0]
+
+        experts: Any = bundle.transformer
+        forwards = [partial(forward, expert=expert) for expert in (experts.transformer, experts.transformer_2)]
+        return in_ways(bundle, [(0 if high else 1, None) for high in self._high(step.time).tolist()], forwards)
 
     def guided(self, guidance: float) -> bool:
         return guidance != 1 or self.low_guidance not in (None, 1)

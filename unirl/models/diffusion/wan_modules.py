@@ -15,20 +15,6 @@ class Experts(torch.nn.Module):
         self.transformer = transformer
         self.transformer_2 = transformer_2
 
-    def forward(self, high: torch.Tensor, **inputs: torch.Tensor | None) -> torch.Tensor:
-        """Velocity of a batch, each row by the expert that `high` `(B,)` bool names; one forward an expert in use.
-
-        inputs: tensors `(B, ...)` under the names of the transformer's arguments
-        """
-        rows_of, pieces = [], []
-        for expert, chosen in ((self.transformer, high), (self.transformer_2, ~high)):
-            rows = chosen.nonzero().flatten()
-            if len(rows):
-                own = {name: None if value is None else value[rows] for name, value in inputs.items()}
-                rows_of.append(rows)
-                pieces.append(expert(**own, return_dict=False)[0])
-        return torch.cat(pieces)[torch.cat(rows_of).argsort()]
-
     def enable_gradient_checkpointing(self) -> None:
         """In both; diffusers' method of the same name."""
         for expert in (self.transformer, self.transformer_2):

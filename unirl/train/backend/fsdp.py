@@ -18,7 +18,6 @@ import torch
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.distributed.group.world import World
-from unirl.models.base import Family
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
 from unirl.train.backend.gradients import clipped
 from unirl.train.backend.parallel import Split, refuse_axes
@@ -58,7 +57,6 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
         self.world = World.of(self.rank_info, device.type)
-        _refuse_uneven(family, config, self.world)
         dtype = _compute_dtype(config.compute_dtype, device)
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.
         master_dtype = torch.float32 if config.lora is None else dtype
@@ -266,14 +264,6 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if self._ema is not None and ema is not None and ema.unit == unit:
             self._ema.update(ema.decay_at(self._ema_updates))
             self._ema_updates += 1
-
-
-def _refuse_uneven(family: Family, config: BackendConfig[Any, Any], world: World) -> None:
-    if world.mesh is not None and config.sharding.mode != "none" and not family.even:
-        raise ValueError(
-            f"{type(family).__name__} does more or fewer forwards, as its rows ask for: ranks that share its weights "
-            f"would wait for each other for ever. Set train.backend.sharding.mode=none, got {config.sharding.mode}"
-        )
 
 
 def _compute_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:

@@ -122,11 +122,21 @@ class Sharded(Spread):
 
     modules:   of FSDP, the root first
     each_sync: sum gradients at each micro-batch, not at the last one of a step alone
+    touched:   whether this rank had a gradient of a parameter in this step, by name, for those that no block holds
     """
 
+    bundle: Bundle
+    world: World
     modules: Sequence[Any]
     each_sync: bool
+    touched: dict[str, bool] = dataclasses.field(default_factory=dict)
     even: bool = True
+
+    def __post_init__(self) -> None:
+        self.bundle.agreed = self._agreed
+        with torch.no_grad():
+            # FSDP takes the first forward for that of its root, and a rollout begins with a block's.
+            self.bundle.run(self._watched)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -135,8 +145,10 @@ class Sharded(Spread):
         try:
             for module in self.modules:
                 module.unshard()
+            self.bundle.agreed = list
             yield
         finally:
+            self.bundle.agreed = self._agreed
             for module in self.modules:
                 module.set_reshard_after_forward(True, recurse=False)
             self.settle()
@@ -151,7 +163,27 @@ class Sharded(Spread):
             module.reshard()
 
     def add_up(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        pass  # FSDP has
+        # FSDP has, in the last backward; but a micro-batch of an expert that is not trained has none.
+        if not self.each_sync and all(parameter.grad is None for parameter in parameters.values()):
+            self.bundle.run(lambda: torch.zeros((), requires_grad=True).clone()).backward()
+        # What no rank used has zeros, with which AdamW would go on from earlier steps.
+        touched = self.world.highest([float(touched) for touched in self.touched.values()])
+        for name, anywhere in zip(self.touched, touched, strict=True):
+            if not anywhere and any(touched):
+                parameters[name].grad = None
+            self.touched[name] = False
+
+    def _watched(self) -> tuple[()]:
+        """Inside of the root, where the parameters outside of blocks are the gathered ones, to which gradients come."""
+        inside = {parameter for module in self.modules[1:] for parameter in module.parameters()}
+        for name, parameter in self.bundle.trainable.items():
+            if parameter not in inside:
+                self.touched[name] = False
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.touched.update({name: True}))
+        return ()
+
+    def _agreed(self, counts: Sequence[int]) -> list[int]:
+        return [round(count) for count in self.world.highest(counts)]
 
 
 def _shard(
@@ -173,10 +205,8 @@ def _shard(
         module.set_force_sum_reduction_for_comms(True)
     # The tower of a vision-language model lives in the root: a rank without pictures adds zeros for it.
     modules[0].set_reduce_scatter_unused_params(True, recurse=False)
-    with torch.no_grad():
-        bundle.root(tuple)  # FSDP takes the first forward for that of its root, and a rollout begins with a block's
     each = sharding.sync == "each" or (sharding.sync == "auto" and all_trained(bundle))
-    return Sharded(modules, each_sync=each)
+    return Sharded(bundle, world, modules, each_sync=each)
 
 
 def all_trained(bundle: Bundle) -> bool:

@@ -59,7 +59,7 @@ class TrainStack(Remote):
     def _frozen(self, context: Context[Any], parts: list[Part], batch: Batch) -> list[Micro[Any]]:
         """The micro-batches of an update with their anchors; where ranks must be even, as many on each."""
         live = [part for part in parts if self._algorithm.terms(part) > 0]
-        most = self._backend.world.highest(len(live)) if self._backend.spread.even else len(live)
+        (most,) = self._backend.world.highest([len(live)]) if self._backend.spread.even else [len(live)]
         idle = [self._algorithm.idle(batch.part)] * (round(most) - len(live))
         return [
             Micro(context, part, self._algorithm.frozen_anchors(context, part), idle=number >= len(live))

@@ -10,22 +10,22 @@ from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.world import World
 
 
-def figures(info: RankInfo) -> tuple[list[float], float, bool, bool]:
+def figures(info: RankInfo) -> tuple[list[float], list[float], bool, bool]:
     world = World.of(info, "cpu")
     own = float(info.dp_rank + 1)
-    return world.total([own, 0.1]), world.highest(own), world.all(True), world.all(info.dp_rank == 0)
+    return world.total([own, 0.1]), world.highest([own, -own]), world.all(True), world.all(info.dp_rank == 0)
 
 
 def test_one_rank_gets_back_what_it_says() -> None:
-    assert figures(RankInfo(0, 1)) == ([1.0, 0.1], 1.0, True, True)
+    assert figures(RankInfo(0, 1)) == ([1.0, 0.1], [1.0, -1.0], True, True)
 
 
 def test_two_ranks_agree_on_sums_and_maxima(ranks: RankPool) -> None:
-    assert ranks(2, figures) == [([3.0, 0.2], 2.0, True, False)] * 2
+    assert ranks(2, figures) == [([3.0, 0.2], [2.0, -1.0], True, False)] * 2
 
 
 def test_ranks_that_hold_copies_count_once(ranks: RankPool) -> None:
-    assert ranks(4, figures, dp=2, tp=2) == [([3.0, 0.2], 2.0, True, False)] * 4
+    assert ranks(4, figures, dp=2, tp=2) == [([3.0, 0.2], [2.0, -1.0], True, False)] * 4
 
 
 def axes(info: RankInfo) -> dict[str, int]:
