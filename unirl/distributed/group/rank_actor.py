@@ -30,7 +30,6 @@ from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote
 from unirl.distributed.tensor.plane import DataPlane
 
-
 BESIDE = "beside"  # the concurrency group of Ray in which calls run beside the others
 
 

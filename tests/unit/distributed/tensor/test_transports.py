@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -37,6 +38,12 @@ class Mortal(Studio):
     def die(self, rank: int) -> None:
         if self.rank_info.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Judge(Studio):
+    """Looks at pictures while others are drawn."""
+
+    beside: ClassVar[bool] = True
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +93,17 @@ def test_what_a_method_writes_into_is_its_own_copy(studio: Handle[Studio]) -> No
     mine = resolved(drawn)
     pictures(mine).zero_()
     assert float(pictures(resolved(drawn)).sum()) == 2 * 48
+
+
+def test_both_lanes_of_a_rank_keep_and_fetch_at_once(studio: Handle[Studio], pair: Slab) -> None:
+    judge, drawn = pair.spawn(Judge), studio.draw(request(5))
+    pending = []
+    for _ in range(8):
+        drawn = studio.brighten(drawn)
+        pending.append(judge.light.start(drawn))
+        pending.append(judge.light.start(studio.draw(request(5))))
+    lights = [values(one.result())["light"] for one in pending]
+    assert lights == [light for times in range(1, 9) for light in (5 * 48 * 2**times, 5 * 48)]
 
 
 def test_what_the_driver_holds_does_not_grow_with_what_ranks_keep(pair: Slab) -> None:
