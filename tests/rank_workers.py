@@ -101,7 +101,7 @@ class Worker(Remote):
     def die(self, rank: int, by: signal.Signals) -> None:
         """One rank is killed while the others wait for it."""
         if self.rank_info.rank == rank:
-            os.kill(os.getpid(), by)
+            signal.raise_signal(by)  # to this thread, as a crash is
         self.world.total([1.0])
 
     @remote(Dispatch.BROADCAST)
