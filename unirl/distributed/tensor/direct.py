@@ -22,7 +22,8 @@ from unirl.types.batch import Rows
 # One-sided: nobody has to send. Ray's transports with two sides (gloo, NCCL) need the driver for every transfer, cannot
 # leave the one group an actor may be in, and kill both actors where a transfer fails.
 _BACKEND = "nixl"
-# Where a process has freed something, NIXL meets it anew and drops transfers under way, those of other threads, too.
+# Two threads in NIXL at once crash it. And where a process has freed something, it meets that process anew and drops
+# transfers under way: one parcel after another.
 _ONE_AT_A_TIME = threading.Lock()
 
 

@@ -95,15 +95,17 @@ def test_what_a_method_writes_into_is_its_own_copy(studio: Handle[Studio]) -> No
     assert float(pictures(resolved(drawn)).sum()) == 2 * 48
 
 
-def test_both_lanes_of_a_rank_keep_and_fetch_at_once(studio: Handle[Studio], pair: Slab) -> None:
-    judge, drawn = pair.spawn(Judge), studio.draw(request(5))
+def test_both_lanes_of_a_rank_keep_and_fetch_at_once(pair: Slab) -> None:
+    """Each rank has the rows of the other brought in both lanes, while rows of earlier turns are freed."""
+    studio, judge = pair.spawn(Studio, 64), pair.spawn(Judge)
+    drawn, light = studio.draw(request(5)), 2 * 5 * 3 * 64**2
     pending = []
-    for _ in range(8):
+    for turn in range(1, 9):
         drawn = studio.brighten(drawn)
-        pending.append(judge.light.start(drawn))
-        pending.append(judge.light.start(studio.draw(request(5))))
+        pending += [judge.everyone.start(drawn), judge.everyone.start(studio.draw(request(5)))]
+        assert values(studio.everyone(drawn)) == {"light": light * 2**turn}
     lights = [values(one.result())["light"] for one in pending]
-    assert lights == [light for times in range(1, 9) for light in (5 * 48 * 2**times, 5 * 48)]
+    assert lights == [light * 2**power for turn in range(1, 9) for power in (turn, 0)]
 
 
 def test_what_the_driver_holds_does_not_grow_with_what_ranks_keep(pair: Slab) -> None:
