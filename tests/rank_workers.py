@@ -134,6 +134,12 @@ class Aside(Remote):
         return _met(self.came, self.partner_came)
 
     @remote(Dispatch.BROADCAST)
+    def rest(self, seconds: float) -> None:
+        """The partner need not wait for it."""
+        self.came.set()
+        time.sleep(seconds)
+
+    @remote(Dispatch.BROADCAST)
     def note(self, text: str) -> None:
         self.seen.append(text)
 

@@ -134,9 +134,13 @@ class RankHost:
             result = getattr(instance, method)(*args, **kwargs)
             return self._plane.parked(result, place, known)
 
+    def retire(self) -> None:
+        """Refuse every further call."""
+        self._instances.clear()
+
     def close(self) -> None:
         """Close every instance, the latest first, even when one of them fails; the failure is raised at the end."""
-        self._instances.clear()
+        self.retire()
         self._closing.close()
 
     def _close_one(self, instance: Remote) -> None:

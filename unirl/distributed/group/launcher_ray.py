@@ -126,6 +126,7 @@ class RayLauncher(Launcher):
         self._closed = True
         try:
             if not at_once and not self._broken:
+                self._of_all("closing its workers", "retire").result()
                 if self._beside.unsettled:
                     self.settle(self._beside.unsettled[-1])
                 self._of_all("closing its workers", "close").result()

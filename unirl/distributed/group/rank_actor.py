@@ -141,6 +141,10 @@ class RankActor:
         """`RankHost.call`."""
         return self._outcome(lambda: self._host.call(key, method, shape.call(values)))
 
+    def retire(self) -> Outcome:
+        """`RankHost.retire`."""
+        return self._outcome(self._host.retire)
+
     def close(self) -> Outcome:
         """`RankHost.close`, and leave the others."""
 

@@ -89,11 +89,14 @@ def test_a_failure_in_a_lane_is_its_own(lanes: Lanes) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_closing_waits_for_both_lanes(own: Lanes) -> None:
-    pending = [own.partner.meet.start(), own.aside.meet.start(), own.aside.note.start("last")]
+def test_closing_waits_for_both_lanes_and_drops_what_waits_for_its_turn_beside(own: Lanes) -> None:
+    resting, dropped = own.aside.rest.start(5.0), own.aside.note.start("late")
+    meeting = own.partner.meet.start()
     own.slab.close()
-    assert own.met(*pending[:2])
-    assert pending[2].result() is None
+    assert own.met(meeting)
+    assert resting.result() is None
+    with pytest.raises(ValueError, match=r"slab own is closed: its workers cannot be called any more \(note\)"):
+        dropped.result()
 
 
 @pytest.mark.ray
