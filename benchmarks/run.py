@@ -22,6 +22,7 @@ from benchmarks.scored_rollout import measure_overlap
 from benchmarks.scorer_speed import scorer_speeds
 from benchmarks.shared_questions import shared_questions
 from benchmarks.transports import measure_transport
+from unirl.distributed.group.placement import Placement
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
 from unirl.models.tiny_language import TinyLM
@@ -81,14 +82,15 @@ def language(folder: Path) -> None:
 
 
 def scores(folder: Path) -> None:
-    """Rollouts that are scored whole, and in chunks."""
+    """Rollouts that are scored whole, and in chunks, in this process and by a rank of Ray."""
     checkpoint = write_sd3(folder / "small_sd3")
     print("\nA rollout and its scores, by a process that takes as long for a chunk as its generation: seconds")
-    print(f"{'':<24} {'rollout':>8} {'scores':>8} {'chunked':>8} {'ratio':>6} {'best':>6}")
-    for chunks in (2, 8):
-        cost = measure_overlap(checkpoint, chunks=chunks, group=4, steps=10, repeats=REPEATS)
+    print(f"{'':<26} {'rollout':>8} {'scores':>8} {'chunked':>8} {'ratio':>6} {'best':>6}")
+    here, one_rank = Placement(device="cpu"), Placement(launcher="ray", device="cpu", devices=1)
+    for name, placement, chunks in (("", here, 2), ("", here, 8), (", Ray", one_rank, 8)):
+        cost = measure_overlap(checkpoint, placement, chunks=chunks, group=4, steps=10, repeats=REPEATS)
         print(
-            f"{f'{chunks} chunks of 4 pictures':<24} {cost.rollout:8.2f} {cost.reward:8.2f} {cost.chunked:8.2f}"
+            f"{f'{chunks} chunks of 4 pictures{name}':<26} {cost.rollout:8.2f} {cost.reward:8.2f} {cost.chunked:8.2f}"
             f" {cost.ratio:6.2f} {cost.best:6.2f}",
             flush=True,
         )

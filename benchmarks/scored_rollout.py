@@ -62,13 +62,15 @@ class Overlap:
         return (quick / self.chunks + slow) / (quick + slow)
 
 
-def measure_overlap(checkpoint: Path, *, chunks: int, group: int, steps: int, repeats: int) -> Overlap:
+def measure_overlap(
+    checkpoint: Path, placement: Placement, *, chunks: int, group: int, steps: int, repeats: int
+) -> Overlap:
     """`chunks` prompts of `group` pictures each, a prompt a chunk."""
     torch.set_num_threads(1)
     sampling = DiffusionSamplingParams(steps=steps, height=SIDE, width=SIDE, seed=0)
     rows = [PromptRow(f"a picture of thing number {row}") for row in range(chunks)]
     request = Sample((as_roots(rows, 0),)).fork(group, sampling)
-    with Placement(device="cpu").slab() as slab:
+    with placement.slab() as slab:
         backend = slab.spawn(
             FSDPBackend,
             SD3(checkpoint=str(checkpoint), max_sequence_length=TEXT),

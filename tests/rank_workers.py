@@ -6,8 +6,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,6 +18,8 @@ from unirl.distributed.group.remote import Remote, remote
 from unirl.distributed.group.world import World
 from unirl.types.media import Media
 from unirl.types.metric import Metrics, total
+
+WAIT = 60.0
 
 
 class Base(Remote):
@@ -98,7 +101,7 @@ class Worker(Remote):
     def die(self, rank: int, by: signal.Signals) -> None:
         """One rank is killed while the others wait for it."""
         if self.rank_info.rank == rank:
-            os.kill(os.getpid(), by)
+            signal.raise_signal(by)  # to this thread, as a crash is
         self.world.total([1.0])
 
     @remote(Dispatch.BROADCAST)
@@ -113,6 +116,66 @@ class Worker(Remote):
 
     def _sleep_for_ever(self) -> None:
         time.sleep(10_000)
+
+
+class Aside(Remote):
+    """Its calls run beside those of a Partner."""
+
+    beside: ClassVar[bool] = True
+
+    def __init__(self, *others: Aside) -> None:
+        self.others = others
+        self.came, self.partner_came = threading.Event(), threading.Event()
+        self.seen: list[str] = []
+
+    @remote(Dispatch.BROADCAST)
+    def meet(self) -> Metrics:
+        """Wait for the partner on this rank."""
+        return _met(self.came, self.partner_came)
+
+    @remote(Dispatch.BROADCAST)
+    def rest(self, seconds: float) -> None:
+        """The partner need not wait for it."""
+        self.came.set()
+        time.sleep(seconds)
+
+    @remote(Dispatch.BROADCAST)
+    def note(self, text: str) -> None:
+        self.seen.append(text)
+
+    @remote(Dispatch.RANK_ZERO)
+    def order(self) -> tuple[str, ...]:
+        return tuple(self.seen)
+
+    @remote(Dispatch.BROADCAST)
+    def fail(self) -> None:
+        raise ArithmeticError("a score is NaN")
+
+    @remote(Dispatch.BROADCAST)
+    def hang(self, rank: int) -> None:
+        if self.rank_info.rank == rank:
+            _sleep_aside()
+
+
+class Partner(Worker):
+    """A Worker that meets its last sibling, an Aside."""
+
+    @remote(Dispatch.BROADCAST)
+    def meet(self) -> Metrics:
+        """Meet the other ranks, then wait for the sibling on this one."""
+        self.world.total([1.0])
+        return _met(self.others[-1].partner_came, self.others[-1].came)
+
+
+def _met(mine: threading.Event, other: threading.Event) -> Metrics:
+    mine.set()
+    came = other.wait(WAIT)
+    other.clear()
+    return {"met": total(float(came))}
+
+
+def _sleep_aside() -> None:
+    time.sleep(10_000)
 
 
 class Unsendable(Exception):

@@ -22,7 +22,7 @@ SMALL = Workload(group=2, steps=3, trained=1)
 
 
 def test_the_benchmark_of_the_overlap_scores_a_rollout_both_ways(tmp_path: Path) -> None:
-    cost = measure_overlap(write(tmp_path / "sd3"), chunks=2, group=2, steps=2, repeats=1)
+    cost = measure_overlap(write(tmp_path / "sd3"), Placement(device="cpu"), chunks=2, group=2, steps=2, repeats=1)
     assert min(cost.rollout, cost.reward, cost.chunked) > 0
     assert Overlap(chunks=4, rollout=1.0, reward=1.0, chunked=1.25).ratio == 0.625
     assert Overlap(chunks=4, rollout=1.0, reward=1.0, chunked=1.25).best == 0.625

@@ -20,10 +20,23 @@ def fit(kind: str, output: Path, *settings: str, steps: int = 4) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["flow_grpo_lora", "sft", "text_sft", "ar"])
-def test_two_ranks_write_the_figures_of_one_process(kind: str, ray: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("flow_grpo_lora", ()),
+        ("flow_grpo", ("data.prompts_per_chunk=1",)),
+        ("sft", ()),
+        ("text_sft", ()),
+        ("ar", ()),
+    ],
+    ids=["flow_grpo_lora", "flow_grpo in chunks", "sft", "text_sft", "ar"],
+)
+def test_two_ranks_write_the_figures_of_one_process(
+    kind: str, settings: tuple[str, ...], ray: None, tmp_path: Path
+) -> None:
+    """settings: of the two ranks alone"""
     fit(kind, tmp_path / "one")
-    fit(kind, tmp_path / "two", TWO)
+    fit(kind, tmp_path / "two", TWO, *settings)
     for two, one in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
         known = {name: value for name, value in one.items() if value is not None}
         assert two.keys() == one.keys()

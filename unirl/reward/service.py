@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -138,7 +138,9 @@ class RewardConfig:
 
 
 class RewardService(Remote):
-    """Scores the frontier of a Sample."""
+    """Scores the frontier of a Sample, beside whatever its siblings do."""
+
+    beside: ClassVar[bool] = True
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config

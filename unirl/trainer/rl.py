@@ -88,11 +88,6 @@ class RLConfig(PolicyConfig):
         data, rows = self.data, self.data.prompts.rows()
         self.train.geometry.check(data.prompts_per_step * data.samples_per_prompt)
         PromptSampler(rows, data.prompts_per_step, self.run.seed)
-        if data.prompts_per_chunk is not None and self.placement.launcher != "local":
-            raise ValueError(
-                f"data.prompts_per_chunk={data.prompts_per_chunk} needs placement.launcher=local: the ranks of "
-                f"{self.placement.launcher} do one thing at a time, so nothing would overlap; set it to null"
-            )
         self.reward.refuse_names(figures)
         self.reward.refuse_unscored(rows)
         self.reward.refuse_idle(rows)

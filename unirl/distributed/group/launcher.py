@@ -53,7 +53,8 @@ class Launcher(ABC):
     def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
         """Run `method` in each rank of `calls`: results by rank, or the exception of the first rank that failed.
 
-        Calls of one worker run one after another, in the order they were started; those of siblings may overlap.
+        Two lanes, the one of the workers that are `beside` and the one of the others, run at the same time. In a lane
+        calls run one after another, in the order they were started, which is the same on all ranks.
         """
 
     def call(self, key: int, method: str, calls: Mapping[int, Call]) -> dict[int, Any]:
@@ -92,6 +93,11 @@ class Located:
             error.add_note(self.place)
 
 
+def closed(slab: str, method: str) -> ValueError:
+    """What a call of a slab raises after its end."""
+    return ValueError(f"slab {slab} is closed: its workers cannot be called any more ({method})")
+
+
 class RankHost:
     """The instances of one rank, whatever launcher runs it.
 
@@ -119,7 +125,7 @@ class RankHost:
     def call(self, key: int, method: str, call: Call) -> Any:
         """The result of one method here."""
         if key not in self._instances:
-            raise ValueError(f"slab {self._slab} is closed: its workers cannot be called any more ({method})")
+            raise closed(self._slab, method)
         instance = self._instances[key]
         with self._located(type(instance), method) as place:
             if self._plane is None:
@@ -128,9 +134,13 @@ class RankHost:
             result = getattr(instance, method)(*args, **kwargs)
             return self._plane.parked(result, place, known)
 
+    def retire(self) -> None:
+        """Refuse every further call."""
+        self._instances.clear()
+
     def close(self) -> None:
         """Close every instance, the latest first, even when one of them fails; the failure is raised at the end."""
-        self._instances.clear()
+        self.retire()
         self._closing.close()
 
     def _close_one(self, instance: Remote) -> None:

@@ -1,14 +1,18 @@
 """The launcher of many ranks: one Ray actor each.
 
 A rank runs one call at a time, in the order in which the driver started them, and all ranks see the same order: two
-siblings that talk to other ranks must not do so at once, since their collectives would meet in the wrong order. What
-overlaps is the driver with its slabs, and one slab with another.
+siblings that talk to other ranks must not do so at once, since their collectives would meet in the wrong order. Those
+that are `beside` never do, and have a lane of their own: it overlaps with the main one, as the driver does with its
+slabs, and one slab with another.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import itertools
 import logging
+import math
 import sys
 import threading
 import time
@@ -23,8 +27,8 @@ from unirl.distributed.group.autopsy import cause_of_death, is_gone, stacks
 from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.device_pool import DevicePool
 from unirl.distributed.group.dispatch import Call
-from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError
-from unirl.distributed.group.rank_actor import Failure, Outcome, Process, RankActor, Said, Shape
+from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError, closed
+from unirl.distributed.group.rank_actor import BESIDE, Failure, Outcome, Process, RankActor, Said, Shape
 from unirl.distributed.group.remote import Remote
 from unirl.distributed.tensor.direct import Direct
 from unirl.distributed.tensor.plane import DataPlane
@@ -40,11 +44,27 @@ _RANKS_NAMED = 16
 _SHOWN = 4  # ranks whose stacks are logged when a call takes too long
 
 
+@dataclasses.dataclass
+class _Lane:
+    """Calls that run one after another.
+
+    group:      the concurrency group of Ray in which they do; None is the default one
+    unsettled:  those that nobody has waited for, in their order
+    settling:   held by the thread of the driver that waits for the first of them
+    idle_since: when the latest one was seen to end
+    """
+
+    group: str | None = None
+    unsettled: collections.deque[_Started] = dataclasses.field(default_factory=collections.deque)
+    settling: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    idle_since: float = dataclasses.field(default_factory=time.monotonic)
+
+
 class RayLauncher(Launcher):
     """A slab of `devices` of the pool's devices.
 
-    deadline: seconds that one call may take, counted from the end of the one before it; ranks wait for each other no
-              longer, either
+    deadline: seconds that one call may take, counted from the end of the one before it in its lane; ranks wait for each
+              other no longer, either
     plane:    what the ranks do with the heavy fields of arguments and results
     patient:  devices that the cluster has not yet are waited for, too
     """
@@ -63,10 +83,9 @@ class RayLauncher(Launcher):
         self.slab = slab
         self.ranks = axes.ranks(devices)
         self._deadline = deadline
-        self._remotes: dict[int, str] = {}
-        self._starting, self._settling = threading.Lock(), threading.Lock()
-        self._unsettled: collections.deque[_Started] = collections.deque()
-        self._idle_since = time.monotonic()
+        self._remotes: dict[int, type[Remote]] = {}
+        self._starting = threading.Lock()
+        self._main, self._beside = _Lane(), _Lane(BESIDE)
         self._broken, self._lost_one, self._closed = "", False, False
         self._processes: dict[int, Process] = {}
         self._seats = pool.seats(devices, axes, timeout=deadline, patient=patient)
@@ -76,7 +95,10 @@ class RayLauncher(Launcher):
             "max_task_retries": 0,
             "enable_task_events": False,
         }
-        whole_class: dict[str, Any] = {"enable_tensor_transport": isinstance(plane.transport, Direct)}
+        whole_class: dict[str, Any] = {
+            "enable_tensor_transport": isinstance(plane.transport, Direct),
+            "concurrency_groups": {BESIDE: 1},
+        }
         actor = ray.remote(**whole_class)(RankActor)
         self._actors = [
             actor.options(**fixed, **options).remote(slab, info, plane, logger.getEffectiveLevel())
@@ -89,34 +111,52 @@ class RayLauncher(Launcher):
             raise
 
     def build(self, key: int, remote: type[Remote], call: Call) -> None:
-        self._remotes[key] = remote.__name__
+        self._remotes[key] = remote
         calls = {info.rank: call for info in self.ranks}
         self._send(f"{remote.__name__}.__init__", "build", (key, remote), _packed(calls)).result()
 
     def start(self, key: int, method: str, calls: Mapping[int, Call]) -> Pending[dict[int, Any]]:
         if self._closed:
-            raise ValueError(f"slab {self.slab} is closed: its workers cannot be called any more ({method})")
-        return self._send(f"{self._remotes[key]}.{method}", "call", (key, method), _packed(calls))
+            raise closed(self.slab, method)
+        remote = self._remotes[key]
+        lane = self._beside if remote.beside else self._main
+        return self._send(f"{remote.__name__}.{method}", "call", (key, method), _packed(calls), lane=lane)
 
     def close(self, *, at_once: bool = False) -> None:
         self._closed = True
         try:
             if not at_once and not self._broken:
+                self._of_all("closing its workers", "retire").result()
+                if self._beside.unsettled:
+                    self.settle(self._beside.unsettled[-1])
                 self._of_all("closing its workers", "close").result()
         finally:
             self._kill()
 
     def settle(self, last: _Started) -> None:
-        """Wait for `last`, and before it for all that was started before it."""
-        with self._settling:
-            while last.error is None and last.values is None:
-                call = self._unsettled[0]
+        """Wait for `last`, and before it for all that was started before it in its lane."""
+        with last.lane.settling:
+            while not last.settled:
+                call = last.lane.unsettled[0]
                 if self._broken:
                     kind = WorkerLostError if self._lost_one else RuntimeError
                     call.error = kind(f"slab {self.slab} cannot run {call.place}: {self._broken}")
                 else:
                     self._wait(call)
-                self._unsettled.popleft()
+                last.lane.unsettled.popleft()
+
+    def arrived(self, last: _Started) -> bool:
+        """Whether `settle` would not wait."""
+        if not last.lane.settling.acquire(blocking=False):
+            return last.settled  # else it would wait for the thread that waits already
+        try:
+            if last.settled or self._broken:
+                return True
+            before = itertools.takewhile(lambda call: call is not last, last.lane.unsettled)
+            refs = [ref for call in (*before, last) for ref in call.refs]
+            return not refs or len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
+        finally:
+            last.lane.settling.release()
 
     def _join(self, device_type: str) -> None:
         self._processes = self._of_all("starting its ranks", "process").result()
@@ -127,24 +167,34 @@ class RayLauncher(Launcher):
     def _of_all(self, place: str, task: str, *arguments: Any) -> _Started:
         return self._send(place, task, arguments, {info.rank: () for info in self.ranks})
 
-    def _send(self, place: str, task: str, fixed: Sequence[Any], values: Mapping[int, Sequence[Any]]) -> _Started:
+    def _send(
+        self,
+        place: str,
+        task: str,
+        fixed: Sequence[Any],
+        values: Mapping[int, Sequence[Any]],
+        *,
+        lane: _Lane | None = None,
+    ) -> _Started:
         """`task(*fixed, *values of the rank)` to each rank of `values`; `place` is its name in messages."""
+        lane = lane or self._main
         with self._starting:  # one order for all ranks, whatever thread of the driver starts a call
             refs = {
-                getattr(self._actors[rank], task).remote(*fixed, *own): rank
+                getattr(self._actors[rank], task).options(concurrency_group=lane.group).remote(*fixed, *own): rank
                 for rank, own in values.items()
                 if not self._broken
             }
-            call = _Started(self, place, refs)
-            self._unsettled.append(call)
+            call = _Started(self, lane, place, refs)
+            lane.unsettled.append(call)
         return call
 
     def _wait(self, call: _Started) -> None:
         """Wait for one call, until its deadline or a little longer than the first failure; note how it ended."""
         values: dict[int, Any] = {}
         failures: dict[int, Failure | RayError] = {}
-        until = max(call.started, self._idle_since) + self._deadline
-        while call.refs and (left := until - time.monotonic()) > 0:
+        until, left = max(call.started, call.lane.idle_since) + self._deadline, math.inf
+        while call.refs and left > 0:
+            left = max(0.0, until - time.monotonic())  # even where the driver comes late, it looks once
             done, _ = ray.wait(list(call.refs), num_returns=len(call.refs), timeout=min(_POLL, left))
             for ref in done:
                 rank = call.refs.pop(ref)
@@ -160,7 +210,7 @@ class RayLauncher(Launcher):
             if done and failures:
                 deserted = all(isinstance(one, Failure) and one.deserted for one in failures.values())
                 until = min(until, time.monotonic() + (_SEARCH if deserted else _AFTERMATH))
-        self._idle_since = time.monotonic()
+        call.lane.idle_since = time.monotonic()
         stuck = sorted(call.refs.values())
         if not failures and not stuck:
             call.values = dict(sorted(values.items()))
@@ -225,8 +275,8 @@ class RayLauncher(Launcher):
 class _Started(Pending[dict[int, Any]]):
     """A call that was sent to its ranks."""
 
-    def __init__(self, launcher: RayLauncher, place: str, refs: dict[Any, int]) -> None:
-        self.place, self.refs = place, refs
+    def __init__(self, launcher: RayLauncher, lane: _Lane, place: str, refs: dict[Any, int]) -> None:
+        self.lane, self.place, self.refs = lane, place, refs
         self.started = time.monotonic()
         self.values: dict[int, Any] | None = None
         self.error: BaseException | None = None
@@ -240,7 +290,12 @@ class _Started(Pending[dict[int, Any]]):
         return self.values
 
     def done(self) -> bool:
-        return self.error is not None or self.values is not None  # it is waited for with every later call
+        return self._launcher.arrived(self)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was waited for."""
+        return self.error is not None or self.values is not None
 
 
 def _outcome(ref: Any) -> Outcome | RayError:

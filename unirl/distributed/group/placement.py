@@ -165,10 +165,9 @@ class Slab:
         """An instance of `remote(*args, **kwargs)` in every rank; a Handle in the arguments is the sibling there."""
         if self._closed:
             raise ValueError(f"slab {self.name} is closed: {remote.__name__} cannot be spawned in it")
-        owner = f"{remote.__name__} in slab {self.name}"
         call = Call(
-            replace_each(args, Handle, lambda handle: self._sibling(handle, owner)),
-            replace_each(kwargs, Handle, lambda handle: self._sibling(handle, owner)),
+            replace_each(args, Handle, lambda handle: self._sibling(handle, remote)),
+            replace_each(kwargs, Handle, lambda handle: self._sibling(handle, remote)),
         )
         handle = Handle(self._launcher, remote, next(self._keys))
         self._launcher.build(handle.key, remote, call)
@@ -196,10 +195,16 @@ class Slab:
     ) -> None:
         self.close(at_once=isinstance(error, KeyboardInterrupt))
 
-    def _sibling(self, handle: Handle[Any], owner: str) -> Sibling:
+    def _sibling(self, handle: Handle[Any], owner: type[Remote]) -> Sibling:
+        place = f"{owner.__name__} in slab {self.name}"
         if handle.launcher is not self._launcher:
             raise ValueError(
-                f"{owner} was given a handle of {handle.remote.__name__} in slab {handle.launcher.slab}: only workers "
+                f"{place} was given a handle of {handle.remote.__name__} in slab {handle.launcher.slab}: only workers "
                 "of one slab share their ranks; spawn both in one slab, or let the driver pass values between them"
+            )
+        if owner.beside and not handle.remote.beside:
+            raise ValueError(
+                f"{place} was given a handle of {handle.remote.__name__}, which is not `beside`: its calls may be "
+                f"running while those of {owner.__name__} do; let the driver pass values between them"
             )
         return Sibling(handle.key)

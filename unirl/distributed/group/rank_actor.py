@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -28,6 +29,8 @@ from unirl.distributed.group.launcher import RankHost
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.remote import Remote
 from unirl.distributed.tensor.plane import DataPlane
+
+BESIDE = "beside"  # the concurrency group of Ray in which calls run beside the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +97,21 @@ class Shape:
 
 
 class RankActor:
-    """One rank. Ray runs one method at a time, in the order in which they were sent, on the main thread."""
+    """One rank. Ray runs methods in two threads, the default one and BESIDE, in each one at a time, in the order in
+    which they were sent. The main thread takes calls in and runs none, so that a worker cannot handle signals.
+    """
 
     def __init__(self, slab: str, rank_info: RankInfo, plane: DataPlane, log_level: int) -> None:
         self._slab, self._rank_info = slab, rank_info
         self._host = RankHost(slab, rank_info, plane)
         self._joined = False
         self._said: list[Said] = []
+        self._handing_over = threading.Lock()
         logging.getLogger().setLevel(log_level)
         logging.getLogger().addHandler(_Listening(self._said))
         logging.captureWarnings(True)
         self._printed = sys.stdout, sys.stderr = _Lines(self._said), _Lines(self._said)
-        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file=2)
 
     def process(self) -> Outcome:
         """Process: this one."""
@@ -135,6 +141,10 @@ class RankActor:
         """`RankHost.call`."""
         return self._outcome(lambda: self._host.call(key, method, shape.call(values)))
 
+    def retire(self) -> Outcome:
+        """`RankHost.retire`."""
+        return self._outcome(self._host.retire)
+
     def close(self) -> Outcome:
         """`RankHost.close`, and leave the others."""
 
@@ -155,8 +165,9 @@ class RankActor:
             failure = Failure(_portable(error), "".join(traceback.format_exception(error)), time.time())
         for stream in self._printed:
             stream.end()
-        said = tuple(self._said)
-        self._said.clear()
+        with self._handing_over:  # what threads say at the same time is kept for the call that ends next
+            said = tuple(self._said)
+            del self._said[: len(said)]
         return Outcome(value, failure, said)
 
 
@@ -207,27 +218,33 @@ class _Listening(logging.Handler):
         self._said.append(Said(record.levelno, record.name, self.format(record)))
 
 
+class _Begun(threading.local):
+    """Of each thread, the line that it has not ended yet."""
+
+    line: str = ""
+
+
 class _Lines(io.TextIOBase):
     """Keeps what is printed, line by line; of a line that was rewritten in place, what it was in the end."""
 
     def __init__(self, said: list[Said]) -> None:
         self._said = said
-        self._rest = ""
+        self._begun = _Begun()
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, self._begun.line = (self._begun.line + text).split("\n")
         for line in lines:
             self._tell(line)
         return len(text)
 
     def end(self) -> None:
-        """Keep a last line without an end, too."""
-        if self._rest:
-            self._tell(self._rest)
-        self._rest = ""
+        """Keep a last line of this thread without an end, too."""
+        if self._begun.line:
+            self._tell(self._begun.line)
+        self._begun.line = ""
 
     def _tell(self, line: str) -> None:
         self._said.append(Said(0, "", line.rstrip("\r").rpartition("\r")[2]))

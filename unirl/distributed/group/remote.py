@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.rank_info import RankInfo
@@ -42,9 +42,12 @@ class Remote:
     """One logical worker: an instance of the same class in every rank of a slab.
 
     rank_info: set before `__init__` runs, so a constructor may read it; made by hand, a Remote is rank 0 of 1
+    beside:    a class that never talks to other ranks says True: its calls then run beside those of its siblings, in a
+               thread of their own. It shares their process, and no sibling but such as are beside as well
     """
 
     rank_info: RankInfo = RankInfo(rank=0, world_size=1)
+    beside: ClassVar[bool] = False
 
     @classmethod
     def on_rank(cls, rank_info: RankInfo, *args: Any, **kwargs: Any) -> Self:

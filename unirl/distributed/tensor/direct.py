@@ -6,6 +6,7 @@ Rows stay in the memory of the GPU or CPU where they were made, uncopied, and a 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -21,6 +22,9 @@ from unirl.types.batch import Rows
 # One-sided: nobody has to send. Ray's transports with two sides (gloo, NCCL) need the driver for every transfer, cannot
 # leave the one group an actor may be in, and kill both actors where a transfer fails.
 _BACKEND = "nixl"
+# Two threads in NIXL at once crash it. And where a process has freed something, it meets that process anew and drops
+# transfers under way: one parcel after another.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +45,14 @@ class Direct(Transport):
             tensor.detach().contiguous() if tensor.device.type == kind and tensor.numel() else Buffer.of(tensor)
             for tensor in tensors
         ]
-        return ray.put((layout, sent), _tensor_transport=_BACKEND)
+        with _ONE_AT_A_TIME:
+            return ray.put((layout, sent), _tensor_transport=_BACKEND)
 
     def get(self, parcels: Sequence[Parcel]) -> list[Rows]:
         rows: list[Rows] = []
         for parcel in parcels:
-            # One after another: where a process has freed something, NIXL meets it anew and drops transfers under way.
-            ((layout, sent),) = objects_of([parcel], self.timeout)
+            with _ONE_AT_A_TIME:
+                ((layout, sent),) = objects_of([parcel], self.timeout)
             rows.append(put_together(layout, list(map(_own, sent))))
         return rows
 

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -134,6 +135,19 @@ def test_what_ranks_print_and_log_reaches_the_driver_with_their_names(
         ("tests.voice", "WARNING", "[main 0] good day, louder"),
         ("tests.voice", "WARNING", "[main 1] good day, louder"),
     ]
+
+
+def test_lines_that_two_threads_print_at_once_stay_whole() -> None:
+    from unirl.distributed.group.rank_actor import Said, _Lines
+
+    said: list[Said] = []
+    stream = _Lines(said)
+    stream.write("one half ")
+    with ThreadPoolExecutor() as other:
+        other.submit(stream.write, "between\n").result()
+    stream.write("and the other\nlast")
+    stream.end()
+    assert [line.text for line in said] == ["between", "one half and the other", "last"]
 
 
 def test_a_worker_has_one_thread_on_a_cpu_and_listens_on_loopback(worker: Handle[Worker]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.hosted import HostedLauncher
+from tests.rank_workers import Aside
 from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.dispatch import Call, Dispatch
 from unirl.distributed.group.handle import Handle
@@ -135,6 +136,14 @@ def test_a_handle_of_another_slab_is_refused_with_the_reason():
         here.spawn(Stack, backend)
     with pytest.raises(ValueError, match="only workers of one slab share their ranks"):
         here.spawn(Stack, here.spawn(Backend), extra=[backend])
+
+
+def test_a_worker_that_is_beside_is_refused_a_sibling_that_is_not() -> None:
+    with Placement(device="cpu").slab() as slab:
+        aside = slab.spawn(Aside)
+        with pytest.raises(ValueError, match="Aside in slab main was given a handle of Backend, which is not `beside`"):
+            slab.spawn(Aside, aside, slab.spawn(Backend))
+        assert slab.spawn(Aside, aside).order() == ()
 
 
 def test_an_undeclared_name_is_an_attribute_error_that_lists_the_declared_ones():

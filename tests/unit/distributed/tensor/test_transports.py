@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -37,6 +38,12 @@ class Mortal(Studio):
     def die(self, rank: int) -> None:
         if self.rank_info.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Judge(Studio):
+    """Looks at pictures while others are drawn."""
+
+    beside: ClassVar[bool] = True
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +93,19 @@ def test_what_a_method_writes_into_is_its_own_copy(studio: Handle[Studio]) -> No
     mine = resolved(drawn)
     pictures(mine).zero_()
     assert float(pictures(resolved(drawn)).sum()) == 2 * 48
+
+
+def test_both_lanes_of_a_rank_keep_and_fetch_at_once(pair: Slab) -> None:
+    """Each rank has the rows of the other brought in both lanes, while rows of earlier turns are freed."""
+    studio, judge = pair.spawn(Studio, 64), pair.spawn(Judge)
+    drawn, light = studio.draw(request(5)), 2 * 5 * 3 * 64**2
+    pending = []
+    for turn in range(1, 9):
+        drawn = studio.brighten(drawn)
+        pending += [judge.everyone.start(drawn), judge.everyone.start(studio.draw(request(5)))]
+        assert values(studio.everyone(drawn)) == {"light": light * 2**turn}
+    lights = [values(one.result())["light"] for one in pending]
+    assert lights == [light * 2**power for turn in range(1, 9) for power in (turn, 0)]
 
 
 def test_what_the_driver_holds_does_not_grow_with_what_ranks_keep(pair: Slab) -> None:
