@@ -195,6 +195,7 @@ def trained_on_cpus(info: RankInfo, run: Run, sharding: Sharding) -> Any:
     """diffusers keeps its tensor parallel plans to accelerators, and they need none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("diffusers.hooks.tensor_parallel._SUPPORTED_TP_DEVICES", ("cpu",))
+        patch.setattr(type(run.family), "tp_devices", ("cpu",))
         return trained(info, run, sharding)
 
 

@@ -15,13 +15,13 @@ from typing import Any, Generic, Literal
 
 import torch
 
+from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.distributed.group.world import World
-from unirl.models.base import Family
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
 from unirl.train.backend.gradients import clipped
-from unirl.train.backend.parallel import Split, refuse_axes
+from unirl.train.backend.parallel import Split, refuse_checkpoint, refuse_ranks
 from unirl.train.backend.state import COUNTERS, moments_like, nested, refuse_misfit, tensors_of
 from unirl.train.dtensor import all_whole, by_mesh
 from unirl.train.ema import Shadow
@@ -52,13 +52,14 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         total_steps: int,
         with_reference: bool,
     ) -> None:
-        refuse_axes(family, self.rank_info, device.type)
+        axes = Axes.of(self.rank_info)
+        refuse_ranks(family, config.sharding, axes, devices=self.rank_info.world_size, device_type=device.type)
+        refuse_checkpoint(family, axes)
         self._seed, self._writer = seed, ShardWriter(self.rank_info)
         # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
         seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
         self._config, self._total_steps = config, total_steps
         self.world = World.of(self.rank_info, device.type)
-        _refuse_uneven(family, config, self.world)
         dtype = _compute_dtype(config.compute_dtype, device)
         # Masters are float32: a transformer that is trained whole is never rounded on its way in.
         master_dtype = torch.float32 if config.lora is None else dtype
@@ -266,14 +267,6 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         if self._ema is not None and ema is not None and ema.unit == unit:
             self._ema.update(ema.decay_at(self._ema_updates))
             self._ema_updates += 1
-
-
-def _refuse_uneven(family: Family, config: BackendConfig[Any, Any], world: World) -> None:
-    if world.mesh is not None and config.sharding.mode != "none" and not family.even:
-        raise ValueError(
-            f"{type(family).__name__} does more or fewer forwards, as its rows ask for: ranks that share its weights "
-            f"would wait for each other for ever. Set train.backend.sharding.mode=none, got {config.sharding.mode}"
-        )
 
 
 def _compute_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> torch.dtype:
