@@ -148,7 +148,7 @@ class Trainer(ABC):
                 raise Interrupted(
                     f"{lost}, and is not replaced, as the run was to stop. {store.still_good()}"
                 ) from lost
-            restarts.count(lost, store.latest())
+            restarts.count(lost, store.newest_step() or 0)
             return False
         return True
 
