@@ -161,23 +161,6 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         }
 
     @remote(Dispatch.BROADCAST)
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, bit for bit, or nothing of it where it does not fit."""
-        refuse_misfit(state, self._parameters, ema=self._ema is not None)
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(state["parameters"][name])
-        if self._ema is not None:
-            self._ema.load(state["ema"])
-        # Copies: AdamW changes its moments in place, and `state` is the caller's.
-        moments = {
-            name: {entry: value.to(self.device, copy=True) for entry, value in entries.items()}
-            for name, entries in state["optimizer"].items()
-        }
-        self._go_on(moments, state)
-        set_rng_state(state["rng"])
-
-    @remote(Dispatch.BROADCAST)
     def save(self, folder: Path, *, background: bool) -> None:
         """Write the state into the existing `folder`, each rank its own part; `finish_save` ends it.
 
