@@ -28,8 +28,8 @@ from unirl.train.backend.sharding import Sharding
 LM, FLUX, QWEN = TinyLM(heads=4), FLUX1("random:flux1_dev"), QwenImage("random:qwen_image")
 
 
-def refuse(family: Family, device_type: str | None = None, devices: int | None = None, **axes: int) -> None:
-    refuse_ranks(family, Sharding(), Axes(**axes), devices=devices, device_type=device_type)
+def refuse(family: Family, axes: Axes, device_type: str | None = None, devices: int | None = None) -> None:
+    refuse_ranks(family, Sharding(), axes, devices=devices, device_type=device_type)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def refuse(family: Family, device_type: str | None = None, devices: int | None =
 )
 def test_an_axis_without_a_plan_is_refused(family: Family, axes: dict[str, int], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        refuse(family, **axes)
+        refuse(family, Axes(**axes))
 
 
 def test_the_plans_of_diffusers_for_tensors_need_a_gpu() -> None:
@@ -57,26 +57,26 @@ def test_the_plans_of_diffusers_for_tensors_need_a_gpu() -> None:
 
     assert set(DiffusionFamily.tp_devices) == set(_SUPPORTED_TP_DEVICES) & {"cpu", "cuda"}
     with pytest.raises(ValueError, match=r"QwenImage .* tp=2: its library ships no such plan for cpu. .* with sp; set"):
-        refuse(QWEN, "cpu", tp=2)
-    refuse(QWEN, "cuda", tp=2)
-    refuse(QWEN, tp=2)
-    refuse(LM, "cpu", tp=2)
+        refuse(QWEN, Axes(tp=2), "cpu")
+    refuse(QWEN, Axes(tp=2), "cuda")
+    refuse(QWEN, Axes(tp=2))
+    refuse(LM, Axes(tp=2), "cpu")
 
 
-@pytest.mark.parametrize("axes", [{}, {"sp": 2}])
-def test_what_diffusers_has_a_plan_for_goes(axes: dict[str, int]) -> None:
-    refuse(FLUX, "cpu", 4, **axes)
-    refuse(Wan21("random:wan21"), "cpu", 4, **axes)
+@pytest.mark.parametrize("axes", [Axes(), Axes(sp=2)], ids=str)
+def test_what_diffusers_has_a_plan_for_goes(axes: Axes) -> None:
+    refuse(FLUX, axes, "cpu", 4)
+    refuse(Wan21("random:wan21"), axes, "cpu", 4)
 
 
 def test_rows_that_take_forwards_of_their_own_are_not_sharded() -> None:
     family = QwenImage21("random:qwen_image_2_1")
-    refuse(family)
-    refuse(family, devices=1)
+    refuse(family, Axes())
+    refuse(family, Axes(), devices=1)
     refuse_ranks(family, Sharding(mode="none"), Axes(), devices=2, device_type=None)
-    for axes, devices in (({}, 2), ({"tp": 2}, None)):
+    for axes, devices in ((Axes(), 2), (Axes(tp=2), None)):
         with pytest.raises(ValueError, match=r"QwenImage21 does more .* Set train.backend.sharding.mode=none"):
-            refuse(family, devices=devices, **axes)
+            refuse(family, axes, devices=devices)
 
 
 def test_groups_of_hybrid_sharding_divide_the_ranks_with_rows_or_tokens_of_their_own() -> None:
@@ -99,7 +99,7 @@ def test_the_heads_of_a_model_must_divide() -> None:
 def test_the_config_of_a_checkpoint_decides_before_its_weights_are_read(model: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model, "num_key_value_heads": 4}))
     family = CausalLM(str(tmp_path), template="plain")
-    refuse(family, ep=2)
+    refuse(family, Axes(ep=2))
     refuse_checkpoint(family, Axes(tp=2))
     if model == "qwen3_moe":
         return refuse_checkpoint(family, Axes(ep=2))
