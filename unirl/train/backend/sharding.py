@@ -183,11 +183,11 @@ def _shard(
     modules[0].set_reduce_scatter_unused_params(True, recurse=False)
     with torch.no_grad():
         bundle.root(tuple)  # FSDP takes the first forward for that of its root, and a rollout begins with a block's
-    each = sharding.sync == "each" or (sharding.sync == "auto" and all_trained(bundle))
+    each = sharding.sync == "each" or (sharding.sync == "auto" and _all_trained(bundle))
     return Sharded(modules, each_sync=each)
 
 
-def all_trained(bundle: Bundle) -> bool:
+def _all_trained(bundle: Bundle) -> bool:
     """Whether the trained module trains whole, not through adapters."""
     return all(parameter.requires_grad for parameter in bundle.trained.parameters())
 

@@ -18,11 +18,11 @@ import pytest
 
 from tests.unit.reward.http.level import Level
 from tests.unit.reward.http.live import live, remote
-from tests.unit.reward.samples import Rule, accepted, answered, entry, generated, service, wrote
+from tests.unit.reward.samples import Rule, accepted, answered, cause, entry, generated, service, wrote
 from tests.unit.reward.scorers.judge_server import Reply, Server, serving
 from unirl.reward.http import protocol
 from unirl.reward.http.client import Server as ServerSettings
-from unirl.reward.scorer import ScorerInput, Unscored
+from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.remote import RemoteScorer
 
 LISTING = json.dumps({"protocol": 1, "ready": True, "scorers": {"level": {"version": "1"}}}).encode()
@@ -50,11 +50,6 @@ def scripted(script: Callable[[int], Reply]) -> Iterator[Server]:
 
 def two() -> list[ScorerInput]:
     return [wrote("a"), wrote("b")]
-
-
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
 
 
 GOOD = scored({"0": 0.0, "1": 2.5})
