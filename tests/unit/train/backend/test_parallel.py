@@ -18,6 +18,7 @@ from unirl.models.diffusion.qwen_image import QwenImage
 from unirl.models.diffusion.qwen_image_2_1 import QwenImage21
 from unirl.models.diffusion.wan import Wan21
 from unirl.models.language.causal_lm import CausalLM
+from unirl.models.language.vision_language import VisionLanguage
 from unirl.models.split import _refuse_uneven
 from unirl.models.tiny_language import TinyLM
 from unirl.train.backend.config import ARBackendConfig
@@ -93,6 +94,12 @@ def test_the_heads_of_a_model_must_divide() -> None:
     with pytest.raises(ValueError, match=r"tp=4: 4 does not divide its heads, \{'num_key_value_heads': 2\}; choose"):
         refuse_checkpoint(LM, Axes(tp=4))
     refuse_checkpoint(LM, Axes(tp=2))
+
+
+def test_a_plan_that_leaves_the_layers_whole_is_none() -> None:
+    with pytest.raises(ValueError, match=r"the plan that .* leaves its layers whole, \{'embed_tokens'"):
+        refuse_checkpoint(VisionLanguage("random:qwen3_vl"), Axes(tp=2))
+    refuse_checkpoint(VisionLanguage("random:qwen2_5_vl"), Axes(tp=2))
 
 
 @pytest.mark.parametrize("model", ["qwen3", "qwen3_moe"])
