@@ -45,7 +45,8 @@ def outcome(words):
     return code, error.getvalue()
 
 outcomes = [outcome(words) for words in json.load(sys.stdin)]
-heavy = [name for name in ("torch._C", "sklearn.base", "diffusers.utils", "transformers.utils") if name in sys.modules]
+known = ("torch._C", "sklearn.base", "diffusers.utils", "transformers.utils", "jaxtyping._array_types")
+heavy = [name for name in known if name in sys.modules]
 json.dump({"outcomes": outcomes, "heavy": heavy}, sys.stdout)
 """
 
