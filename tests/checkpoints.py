@@ -1,12 +1,16 @@
-"""What lies in a checkpoint, without the model that it was made from."""
+"""Checkpoints of a backend, and what lies in one without the model that it was made from."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.backend.state import nested
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.shards import ShardReader
@@ -26,3 +30,22 @@ def state_in(folder: Path) -> dict[str, Any]:
     tensors = {name: torch.empty_like(value, device="cpu") for name, value in reader.outline().items()}
     reader.read(tensors)
     return nested(tensors, reader.own(0))
+
+
+def stored(backend: FSDPBackend, folder: Path, *, background: bool = False) -> Path:
+    """`folder`, new, with what the backend has saved."""
+    folder.mkdir()
+    backend.save(folder, background=background)
+    backend.finish_save()
+    return folder
+
+
+@contextmanager
+def undone(backend: FSDPBackend) -> Iterator[None]:
+    """What the block does to the backend is undone."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = stored(backend, Path(folder) / "before")
+        try:
+            yield
+        finally:
+            backend.load(before)

@@ -45,7 +45,8 @@ def outcome(words):
     return code, error.getvalue()
 
 outcomes = [outcome(words) for words in json.load(sys.stdin)]
-heavy = [name for name in ("torch._C", "sklearn.base", "diffusers.utils", "transformers.utils") if name in sys.modules]
+known = ("torch._C", "sklearn.base", "diffusers.utils", "transformers.utils", "jaxtyping._array_types")
+heavy = [name for name in known if name in sys.modules]
 json.dump({"outcomes": outcomes, "heavy": heavy}, sys.stdout)
 """
 
@@ -297,7 +298,25 @@ FOLDERS = [
     bad(DIGITS, "run.output=FILES", "run.name=model", told=("FILES/model exists and is no run", "config.json")),
 ]  # fmt: skip
 
-BAD = [*UNKNOWN_KEYS, *WRONG_TYPES, *WRONG_NUMBERS, *GEOMETRY, *STOCHASTIC_STEPS, *FILES_AND_DATA, *NAMES, *FOLDERS]
+RANKS = [
+    bad(DIGITS, "placement={launcher: ray, pp: 2}", told=("TinySD3 cannot be split with pp=2", "set placement.pp=1")),
+    bad(SFT, "placement={launcher: ray, tp: 2}", told=("TinySD3 cannot be split with tp=2: its library ships",)),
+    bad(
+        "diffusion/qwen_image_flow_grpo", "placement={launcher: ray, device: cpu, tp: 2}",
+        told=("QwenImage cannot be split with tp=2: its library ships no such plan for cpu. It can be split with sp",),
+    ),
+    bad(
+        "ar/sort", "placement={launcher: ray, devices: 4, tp: 2, pp: 2}", told=("TinyLM cannot be split with pp=2",),
+    ),
+    bad(
+        DIGITS, "placement={launcher: ray, devices: 4}", "train.backend.sharding={mode: hybrid, group: 3}",
+        told=("sharding.group=3 does not divide the 4 ranks that share weights: choose one of [2, 4]",),
+    ),
+]  # fmt: skip
+
+BAD = [
+    *UNKNOWN_KEYS, *WRONG_TYPES, *WRONG_NUMBERS, *GEOMETRY, *STOCHASTIC_STEPS, *FILES_AND_DATA, *NAMES, *FOLDERS, *RANKS
+]  # fmt: skip
 # Commands beside `check`, and what they say.
 OTHER_DOMAIN = {
     ("-m", "unirl.train_sft", DIGITS): f"run `python -m unirl.train_diffusion {DIGITS}`",

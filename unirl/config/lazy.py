@@ -18,6 +18,7 @@ HEAVY = (
     "transformers",
     "peft",
     "accelerate",
+    "jaxtyping",
     "safetensors",
     "huggingface_hub",
     "scipy",

@@ -110,7 +110,7 @@ class Facts:
     licence:          of the weights; gated: the hub asks for consent first
     guidance:         of a diffusion model, which form in a few words
     needs:            packages beside ours that the family cannot do without
-    context_parallel, tensor_parallel: whether the library ships a plan that training can use
+    plans:            parallel axes (tp, sp, ep) with a plan in the library, for some checkpoint, that training can use
     advice:           recommended RL settings, or what to know
     """
 
@@ -121,8 +121,7 @@ class Facts:
     guidance: str = ""
     gated: bool = False
     needs: tuple[str, ...] = ()
-    context_parallel: bool = False
-    tensor_parallel: bool = False
+    plans: tuple[str, ...] = ()
     advice: str = ""
 
 
@@ -133,12 +132,14 @@ class Family(ABC):
     kinds:        of media, together, that a sample is made of
     lora_targets: module name suffixes that LoRA wraps unless a recipe names others
     block_names:  class names of the transformer blocks (sharding)
+    tp_devices:   where the library runs its plan of tensor parallelism, of cpu and cuda
     """
 
     facts: ClassVar[Facts]
     kinds: ClassVar[frozenset[Kind]]
     lora_targets: ClassVar[tuple[str, ...]]
     block_names: ClassVar[tuple[str, ...]]
+    tp_devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def blocks(self, bundle: Bundle) -> tuple[str, ...]:
         """`block_names`, unless the checkpoint decides."""
@@ -156,12 +157,12 @@ class Family(ABC):
     def recompute_blocks(self, bundle: Bundle) -> None:
         """Gradient checkpointing: from now on a backward recomputes the transformer's blocks."""
 
-    def split_refusal(self, axis: str, size: int, device_type: str) -> str | None:
-        """Why the model cannot be split over `size` ranks of an axis (tp, sp, ep, pp), told before weights are loaded.
+    def split_refusal(self, axis: str, size: int) -> str | None:
+        """Why the checkpoint cannot be split over `size` ranks of an axis of `facts.plans`; None where it can.
 
-        None where it can. A family says it in the words of its library; one that leaves this out is never split.
+        By its config, before weights are loaded.
         """
-        return "the family has no plan for it"
+        return None
 
     def split(self, bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:
         """Split the model, adapters included, over the ranks of `mesh`, which have the same rows.
@@ -252,6 +253,7 @@ class DiffusionFamily(Family):
     """A family of flow-matching models: of pictures, unless `kinds` says otherwise."""
 
     kinds: ClassVar[frozenset[Kind]] = frozenset({"picture"})
+    tp_devices: ClassVar[tuple[str, ...]] = ("cuda",)
 
     @final
     def refuse(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
@@ -269,9 +271,6 @@ class DiffusionFamily(Family):
 
     def check(self, prompts: Iterable[str], sampling: DiffusionSamplingParams) -> None:
         """ValueError for prompts, or a size, that the model cannot take; a family without such limits leaves it out."""
-
-    def split_refusal(self, axis: str, size: int, device_type: str) -> str | None:
-        return split.refusal(self.facts, axis, device_type)
 
     def split(self, bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:
         if axis == "tp":

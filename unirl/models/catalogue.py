@@ -23,6 +23,7 @@ PAGE = Path("docs", "models.md")
 _WIDTH = 120
 _SHOWN_TARGETS = 4
 _REQUIRED = "required"
+_AXES = {"sp": "context", "tp": "tensor", "ep": "expert"}
 
 _INTRODUCTION = """\
 # Models
@@ -35,7 +36,8 @@ model: {{_target_: unirl.models.diffusion.sd3.SD3, checkpoint: stabilityai/stabl
 ```
 
 Parameters are those of the transformer, in the order of the checkpoints. Gated: the hub asks for consent first.
-Parallel: the plans of its library that training can use, `placement.sp` (context) and `placement.tp` (tensor).
+Parallel: the plans of its library that training can use, `placement.sp` (context), `placement.tp` (tensor) and
+`placement.ep` (expert, of checkpoints that are mixtures of experts).
 [Add a model family](add-a-model.md) tells how to write another.
 """
 
@@ -78,7 +80,6 @@ def by_kind() -> dict[str, list[str]]:
 def facts(family: Family) -> dict[str, str]:
     """What a person wants to know of a family, each in one line; `needs` and `advice` only where there is any."""
     told = family.facts
-    plans = {"context": told.context_parallel, "tensor": told.tensor_parallel}
     lines = {
         "makes": told.makes,
         "parameters": told.parameters,
@@ -87,7 +88,7 @@ def facts(family: Family) -> dict[str, str]:
         "guidance": told.guidance,
         "blocks to shard": ", ".join(family.block_names),
         "LoRA targets": ", ".join(family.lora_targets),
-        "parallel": ", ".join(name for name, ships in plans.items() if ships) or "none",
+        "parallel": ", ".join(_AXES[axis] for axis in told.plans) or "none",
         "needs": ", ".join(told.needs),
         "advice": told.advice,
     }

@@ -12,22 +12,10 @@ import torch
 if TYPE_CHECKING:
     from diffusers.models._modeling_parallel import ContextParallelInput
 
-    from unirl.models.base import Bundle, Facts
+    from unirl.models.base import Bundle
 
 # Which half of an adapter is split as its layer is.
 _ADAPTER_HALF = {"colwise": "lora_B", "colwise_gather_output": "lora_B", "rowwise": "lora_A"}
-
-
-def refusal(facts: Facts, axis: str, device_type: str) -> str | None:
-    """Why the model cannot be split over the ranks of `axis`; None where it can."""
-    if not {"sp": facts.context_parallel, "tp": facts.tensor_parallel}.get(axis, False):
-        return "diffusers ships no such plan for it"
-    if axis == "tp":
-        from diffusers.hooks.tensor_parallel import _SUPPORTED_TP_DEVICES
-
-        if device_type not in _SUPPORTED_TP_DEVICES:
-            return f"diffusers runs its plan for it on {', '.join(_SUPPORTED_TP_DEVICES)}, not on {device_type}"
-    return None
 
 
 def over_sequence(transformer: torch.nn.Module, mesh: torch.distributed.DeviceMesh) -> None:

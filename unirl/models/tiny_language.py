@@ -35,7 +35,7 @@ class TinyLM(TransformersLM):
         checkpoints=(),
         parameters="0.6M by default",
         licence="Apache-2.0",
-        tensor_parallel=True,
+        plans=("tp",),
         advice="for a CPU: the quickstart's language model",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (

@@ -130,6 +130,9 @@ class Scorer(ABC):
     def wake(self) -> None:  # noqa: B027 - most scorers hold no device
         """Take the device again: scores are those of before `sleep`."""
 
+    def close(self) -> None:  # noqa: B027 - most scorers hold nothing open
+        """Called when a run ends: close what is held open."""
+
 
 class SetMeasure(ABC):
     """A figure of a whole set of samples (diversity, realism), for evaluation; never a reward."""

@@ -153,9 +153,11 @@ class RewardService(Remote):
             _connect(name, weighted)
 
     def close(self) -> None:
-        """End the processes of the scorers that have a time limit."""
+        """End the processes of the scorers that have a time limit, and close the others."""
         for limited in self._limited.values():
             limited.close()
+        for weighted in self.config.scorers.values():
+            weighted.scorer.close()
 
     @remote(Dispatch.DP_SCATTER, reads=("media",))
     def score(self, sample: Sample) -> Scores:

@@ -11,7 +11,7 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -20,6 +20,7 @@ from unirl.config.environment import secret
 T = TypeVar("T")
 
 _LONGEST_PAUSE = 60.0
+_KEPT_SECONDS = 2.0
 _PASSING = (408, 425, 429)  # besides 5xx: answers that may be another one next time
 
 
@@ -84,12 +85,16 @@ def check_url(url: str, example: str) -> None:
 
 
 def client(token_variable: str | None) -> httpx.AsyncClient:
-    """A client with the token of that variable; proxies of the environment are not used, redirects not followed."""
+    """A client with the token of that variable; proxies of the environment are not used, redirects not followed.
+
+    It keeps connections for less time than servers do (uvicorn: 5 s), and so seldom uses one that is being closed.
+    """
     # No compression: a small reply must not become a large one.
     headers = {"Accept-Encoding": "identity"}
     if token_variable is not None:
         headers["Authorization"] = f"Bearer {secret(token_variable)}"
-    return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=_certificates())
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_SECONDS)
+    return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=_certificates(), limits=limits)
 
 
 @functools.cache
@@ -98,11 +103,28 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
+async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """A kept connection may have been closed by the server meanwhile: then the request goes over another one."""
+    made: list[str] = []
+
+    async def trace(event: str, _about: Any) -> None:
+        if event == "connection.connect_tcp.started":
+            made.append(event)
+
+    request.extensions["trace"] = trace
+    while True:
+        try:
+            return await client.send(request, stream=True)
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            if made:
+                raise
+
+
 async def answer(client: httpx.AsyncClient, request: httpx.Request, seconds: float, most_bytes: int) -> bytes:
     """The body of a reply of status 200; FailedTry for any other, and for none."""
     try:
         async with asyncio.timeout(seconds):
-            response = await client.send(request, stream=True)
+            response = await _sent(client, request)
             try:
                 content = await _limited(response, most_bytes)
             finally:

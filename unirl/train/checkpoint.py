@@ -55,16 +55,18 @@ class OlderCheckpointError(ValueError):
 class Checkpoint:
     """A saved step.
 
-    folder: where it lies
-    step:   the optimizer or rollout step it was saved at, as the caller counts
-    score:  what `keep_best` compares, larger is better; None where there is no finite one
-    files:  every file by its path in the folder: `cursor.pt`, `backend/__0_0.distcp`
+    folder:  where it lies
+    step:    the optimizer or rollout step it was saved at, as the caller counts
+    score:   what `keep_best` compares, larger is better; None where there is no finite one
+    files:   every file by its path in the folder: `cursor.pt`, `backend/__0_0.distcp`
+    checked: whether every byte was read when it was found, and is not read again to load it
     """
 
     folder: Path
     step: int
     score: float | None
     files: dict[str, StoredFile]
+    checked: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def parts(self) -> dict[str, list[str]]:
@@ -152,6 +154,10 @@ class CheckpointStore:
         """The newest complete checkpoint, every byte of it checked; damaged ones are logged and skipped."""
         return next((found for path in self._newest_first() if (found := self._intact(path)) is not None), None)
 
+    def newest_step(self) -> int | None:
+        """Of the newest checkpoint, by its manifest and the sizes of its files alone."""
+        return next((entry.step for entry in self._complete()), None)
+
     def best(self) -> Checkpoint | None:
         """The complete checkpoint of the highest score, the newest of equals; None where none has a score."""
         ranked = _by_score(self._complete())
@@ -173,7 +179,7 @@ class CheckpointStore:
         parts: Collection[str] | None = None,
         weights_only: bool = False,
     ) -> dict[str, Any]:
-        """The saved state, tensors on `map_location`; of a RankPart its folder. Each file is checked before.
+        """The saved state, tensors on `map_location`; of a RankPart its folder. Each file is checked before, once.
 
         parts:        the ones that are needed; None is all of them
         weights_only: leave out parts that are missing, so that a run can start from bare weights; each is logged
@@ -192,7 +198,8 @@ class CheckpointStore:
         present = [name for name in wanted if name not in missing]
         if not present:
             raise DamagedCheckpointError(f"{checkpoint.folder} holds none of {wanted}")
-        _check(checkpoint, [file for name in present for file in parts_there[name]])
+        if not checkpoint.checked:
+            _check(checkpoint, [file for name in present for file in parts_there[name]])
         return {name: _loaded(checkpoint.folder / name, map_location) for name in present}
 
     def _remove_leftovers(self) -> None:
@@ -227,7 +234,7 @@ class CheckpointStore:
         except DamagedCheckpointError as error:
             logger.warning("a damaged checkpoint is passed over: %s", error)
             return None
-        return checkpoint
+        return dataclasses.replace(checkpoint, checked=True)
 
     def _complete(self) -> list[Checkpoint]:
         """Newest first, judged by manifest and file sizes alone: cheap enough for every save."""

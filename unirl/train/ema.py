@@ -71,13 +71,6 @@ class Shadow:
         for name, parameter in self._parameters.items():
             local(self.values[name]).lerp_(local(parameter.detach()), 1 - decay)
 
-    def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Take over saved values in place."""
-        if set(values) != set(self.values):
-            raise ValueError(f"the shadow holds {len(self.values)} tensors, the saved one {len(values)}; names differ")
-        for name, value in values.items():
-            self.values[name].copy_(value)
-
     def _swap(self) -> None:
         from torch.distributed.tensor import DTensor
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 
 import torch
 
-from unirl.algorithms.base import Progress
+from unirl.algorithms.base import Algorithm, Progress
 from unirl.config.error import ConfigError, refusals
 from unirl.config.load import dump
 from unirl.distributed.group.handle import Handle
@@ -30,6 +30,7 @@ from unirl.observability.timing import PhaseTimer
 from unirl.observability.trackers import Trackers
 from unirl.train.backend.config import BackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
+from unirl.train.backend.parallel import refuse_ranks
 from unirl.train.checkpoint import CheckpointStore
 from unirl.train.rng import isolated_rngs
 from unirl.train.stack.base import TrainStack
@@ -40,6 +41,7 @@ from unirl.trainer.run import LoggingConfig, RunConfig
 from unirl.trainer.saving import BackendPart, Saves
 from unirl.types.metric import Metrics, values
 from unirl.types.sample import Part
+from unirl.types.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +71,20 @@ class TrainConfig(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig(CommonConfig):
-    """What the loop reads of a run that trains one policy."""
+    """A run that trains one policy."""
 
+    model: Family
+    algorithm: Algorithm[Any]
+    train: TrainConfig
+    sampling: SamplingParams
     eval: EvalConfig | None = None
+
+    def check_batch(self, size: int) -> None:
+        """ValueError where the ranks do not fit the model, or the geometry a batch of `size` samples."""
+        self.train.geometry.check(size)
+        place, sharding = self.placement, self.train.backend.sharding
+        devices = 1 if place.launcher == "local" else place.devices
+        refuse_ranks(self.model, sharding, place.axes, devices=devices, device_type=place.device)
 
 
 class Trainer(ABC):
@@ -135,7 +148,7 @@ class Trainer(ABC):
                 raise Interrupted(
                     f"{lost}, and is not replaced, as the run was to stop. {store.still_good()}"
                 ) from lost
-            restarts.count(lost, store.latest())
+            restarts.count(lost, store.newest_step() or 0)
             return False
         return True
 

@@ -54,7 +54,7 @@ class SFTConfig(SupervisedConfig):
     domain: Literal["sft"] = "sft"
 
     def __post_init__(self) -> None:
-        self.check_batch(self.data.batch_size)
+        self.check_records(self.data.batch_size)
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:

@@ -7,7 +7,6 @@ import logging
 
 from unirl.distributed.group.launcher import WorkerLostError
 from unirl.distributed.group.placement import Slab
-from unirl.train.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +29,8 @@ class Restarts:
         """`run/restarts`, after the first one."""
         return {"run/restarts": float(self.done)} if self.done else {}
 
-    def count(self, lost: WorkerLostError, checkpoint: Checkpoint | None) -> None:
-        """One more restart, from that checkpoint; the loss is raised where there were `limit` from it already."""
-        step = 0 if checkpoint is None else checkpoint.step
+    def count(self, lost: WorkerLostError, step: int) -> None:
+        """One more restart, from the checkpoint of `step`; the loss is raised where there were `limit` already."""
         self._from_step = self._from_step if step == self._step else 0
         self._step = step
         if self._from_step == self.limit:

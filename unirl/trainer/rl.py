@@ -8,21 +8,18 @@ from typing import Any, Literal, final
 
 import torch
 
-from unirl.algorithms.base import Algorithm
 from unirl.data.prompts import PromptRow, PromptSampler, PromptSource
 from unirl.distributed.group.placement import Slab
-from unirl.models.base import Family
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.stack.base import TrainStack
-from unirl.trainer.base import PolicyConfig, PolicyTrainer, TrainConfig, spawn_backend
+from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.reads import check_reads
 from unirl.trainer.scored import scored
 from unirl.types.advantages import Scale, group_numbers, spread_of
 from unirl.types.batch import piece_sizes
 from unirl.types.metric import Metrics, maximum, mean, minimum, total
 from unirl.types.sample import Part, Sample
-from unirl.types.sampling import SamplingParams
 
 # What `reward_metrics` says of the total under `reward/`, where each scorer has a figure of its name as well.
 REWARD_FIGURES = ("mean", "std", "group_std", "max", "min", "invalid")
@@ -74,19 +71,15 @@ class AdvantageConfig:
 class RLConfig(PolicyConfig):
     """A run that learns from rewards."""
 
-    model: Family
     data: DataConfig
-    sampling: SamplingParams
     reward: RewardConfig
-    algorithm: Algorithm[Any]
-    train: TrainConfig
     rollout: Trainside = dataclasses.field(default_factory=Trainside)
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
 
     def check_rollout(self, figures: Iterable[str]) -> tuple[PromptRow, ...]:
-        """The prompts; ValueError where they, the reward and the geometry do not fit. figures: names that are taken."""
+        """The prompts; ValueError where they, the reward and the batch do not fit. figures: names that are taken."""
         data, rows = self.data, self.data.prompts.rows()
-        self.train.geometry.check(data.prompts_per_step * data.samples_per_prompt)
+        self.check_batch(data.prompts_per_step * data.samples_per_prompt)
         PromptSampler(rows, data.prompts_per_step, self.run.seed)
         self.reward.refuse_names(figures)
         self.reward.refuse_unscored(rows)

@@ -6,18 +6,15 @@ import dataclasses
 from abc import abstractmethod
 from typing import Any, Literal, Protocol, final
 
-from unirl.algorithms.base import Algorithm
 from unirl.distributed.group.handle import Handle
 from unirl.distributed.group.placement import Slab
-from unirl.models.base import Family
 from unirl.reward.service import RewardConfig, RewardService
 from unirl.rollout.trainside import Trainside, TrainsideEngine
 from unirl.train.stack.base import TrainStack
-from unirl.trainer.base import PolicyConfig, PolicyTrainer, TrainConfig, spawn_backend
+from unirl.trainer.base import PolicyConfig, PolicyTrainer, spawn_backend
 from unirl.trainer.evaluation import EvalConfig
 from unirl.types.metric import Metrics
 from unirl.types.sample import Part
-from unirl.types.sampling import SamplingParams
 
 
 class Sampler(Protocol):
@@ -30,14 +27,9 @@ class Sampler(Protocol):
 class SupervisedConfig(PolicyConfig):
     """A run of supervised fine-tuning. sampling: how evaluations sample."""
 
-    model: Family
-    algorithm: Algorithm[Any]
-    train: TrainConfig
-    sampling: SamplingParams
-
-    def check_batch(self, size: int) -> None:
-        """ValueError where the geometry does not fit batches of `size` records."""
-        self.train.geometry.check(size)
+    def check_records(self, batch_size: int) -> None:
+        """ValueError where batches of so many records do not fit the rest of the run."""
+        self.check_batch(batch_size)
         updates = self.train.geometry.num_updates_per_batch
         if updates != 1:
             raise ValueError(

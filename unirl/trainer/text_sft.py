@@ -97,7 +97,7 @@ class TextSFTConfig(SupervisedConfig):
     domain: Literal["text_sft"] = "text_sft"
 
     def __post_init__(self) -> None:
-        self.check_batch(self.data.batch_size)
+        self.check_records(self.data.batch_size)
         if self.eval is None:
             self.run.refuse_best_without_evaluation()
         else:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import undone
 from tests.tiny_language_policy import language_policy, off_policy, scored, text, train_text, with_text, written
-from tests.tiny_policy import context, gradient_of, last_gradient, relative_difference, saved, weights_of
+from tests.tiny_policy import context, gradient_of, last_gradient, relative_difference, weights_of
 from unirl.algorithms.base import AlgorithmOutput
 from unirl.algorithms.cispo import CISPO
 from unirl.algorithms.dppo import DPPO
@@ -45,9 +46,8 @@ def backend() -> FSDPBackend:
 
 @pytest.fixture(autouse=True)
 def as_it_was(backend: FSDPBackend) -> Any:
-    before = saved(backend)
-    yield
-    backend.load_state(before)
+    with undone(backend):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +72,9 @@ def with_values(backend: FSDPBackend, algorithm: TokenPolicy, part: Part) -> Par
 
 def gradient(backend: FSDPBackend, algorithm: TokenPolicy, part: Part, **geometry: Any) -> torch.Tensor:
     """The gradient of one optimizer step, which is then undone."""
-    before = saved(backend)
-    train_text(backend, algorithm, with_values(backend, algorithm, part), **geometry)
-    found = last_gradient(backend).clone()
-    backend.load_state(before)
-    return found
+    with undone(backend):
+        train_text(backend, algorithm, with_values(backend, algorithm, part), **geometry)
+        return last_gradient(backend).clone()
 
 
 def loss(backend: FSDPBackend, algorithm: TokenPolicy, part: Part) -> AlgorithmOutput:

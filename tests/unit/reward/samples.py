@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unirl.reward.scorer import Scorer, ScorerInput
+from unirl.reward.scorer import Scorer, ScorerInput, Unscored
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
 from unirl.types.media import Media
 from unirl.types.reward import Scores
@@ -26,6 +26,12 @@ class Rule(Scorer):
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [self.rule(sample) for sample in samples]
+
+
+def cause(score: float) -> str:
+    """Why there is no score."""
+    assert isinstance(score, Unscored)
+    return score.cause
 
 
 def level_of(sample: ScorerInput) -> float:

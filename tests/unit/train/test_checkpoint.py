@@ -349,20 +349,55 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         store(tmp_path).save(1, state(1), score=None)
 
 
+# Bytes read
+
+
+def bytes_read() -> int:
+    """By this process so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_checkpoint_is_read_once_to_be_found_and_checked_and_not_again_to_be_loaded(tmp_path):
+    checkpoints, size = store(tmp_path), 4 * 2**20
+    checkpoints.save(1, {"backend": Written(1.0, size // 4), "cursor": 1}, score=None)
+    start = bytes_read()
+    assert checkpoints.newest_step() == 1
+    known = bytes_read()
+    found = newest(checkpoints)
+    checked = bytes_read()
+    checkpoints.load(found, "cpu")
+    assert [round((to - of) / size, 1) for of, to in ((start, known), (known, checked), (checked, bytes_read()))] == [
+        0.0,
+        1.0,
+        0.0,
+    ]
+    checkpoints.load(checkpoints.at(1), "cpu")
+    assert bytes_read() - checked > size
+
+
+def test_the_newest_step_is_that_of_a_whole_checkpoint(tmp_path):
+    checkpoints = store(tmp_path)
+    assert checkpoints.newest_step() is None
+    for step in (1, 2):
+        saved = checkpoints.save(step, state(step), score=None)
+    (saved.folder / "cursor.pt").unlink()
+    assert checkpoints.newest_step() == 1
+
+
 # Parts that ranks write
 
 
 class Written(RankPart):
     """One rank's shards. released: what a write in the background waits for; failure: what ends it."""
 
-    def __init__(self, value: float, failure: OSError | None = None) -> None:
-        self.value, self.failure, self.released = value, failure, threading.Event()
+    def __init__(self, value: float, count: int = 8, failure: OSError | None = None) -> None:
+        self.value, self.count, self.failure, self.released = value, count, failure, threading.Event()
         self.writer = ShardWriter(RankInfo(0, 1))
         self.waits = False
 
     def write(self, folder: Path, *, background: bool) -> None:
         self.waits = background
-        self.writer.start(folder, {"w": torch.full((8,), self.value)}, {"n": 1}, background=background)
+        self.writer.start(folder, {"w": torch.full((self.count,), self.value)}, {"n": 1}, background=background)
 
     def writing(self) -> bool:
         return self.waits and not self.released.is_set()
@@ -418,7 +453,7 @@ def test_a_failure_in_the_background_is_raised_at_the_end_and_leaves_the_last_go
     checkpoints.save(1, {"backend": Written(1)}, score=None)
     full = OSError(errno.ENOSPC, "No space left on device")
     others = Written(2)
-    save = checkpoints.start(2, {"first": Written(2, full), "second": others}, score=None, background=True)
+    save = checkpoints.start(2, {"first": Written(2, failure=full), "second": others}, score=None, background=True)
     with pytest.raises(OSError, match=r"could not save .*step_2: No space left .* Still good: step_1.* free space"):
         save.finish()
     assert not others.writer.writing()

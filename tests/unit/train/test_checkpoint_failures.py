@@ -62,12 +62,27 @@ def test_a_disk_that_refuses_leaves_the_last_good_one_and_says_what_to_do(tmp_pa
 
 
 # One process imports torch once and forks the savers: each is a process of its own that is killed for real.
-KILLS = """
+SAVERS = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import torch
 from unirl.train.checkpoint import CheckpointStore
 
+def left(store, savers, read, confirmed):
+    '''The newest checkpoint and its parts: at least the step that dead savers last confirmed through `read`.'''
+    for saver in savers:
+        os.waitpid(saver, 0)
+    with os.fdopen(read, "rb") as pipe:
+        steps = pipe.read()
+    confirmed = int.from_bytes(steps[-4:], "big") if steps else confirmed
+    found = store.latest()
+    assert found is not None and found.step >= confirmed, (found, confirmed)
+    return found.step, store.load(found, "cpu")
+"""
+
+KILLS = (
+    SAVERS
+    + """
 folder = Path(sys.argv[1])
 store = CheckpointStore(folder / "checkpoints", keep_last=2, keep_best=1)
 
@@ -90,17 +105,10 @@ def start(first, before):
     return child, read
 
 def examine(child, read, confirmed):
-    os.waitpid(child, 0)
-    with os.fdopen(read, "rb") as pipe:
-        steps = pipe.read()
-    confirmed = int.from_bytes(steps[-4:], "big") if steps else confirmed
-    found = store.latest()
-    assert found is not None and found.step >= confirmed, (found, confirmed)
-    loaded = store.load(found, "cpu")
-    assert loaded["cursor"] == {"row": found.step}
-    assert torch.equal(loaded["weights"]["w"], state(found.step)["weights"]["w"])
-    left = [path.name for path in store.folder.iterdir() if path.name.startswith(".")]
-    return found.step, bool(left)
+    step, loaded = left(store, [child], read, confirmed)
+    assert loaded["cursor"] == {"row": step}
+    assert torch.equal(loaded["weights"]["w"], state(step)["weights"]["w"])
+    return step, any(path.name.startswith(".") for path in store.folder.iterdir())
 
 def die_at(call, count):
     '''SIGKILL to itself instead of the `count`-th call of os.<call>.'''
@@ -120,16 +128,17 @@ if sys.argv[2] == "moments":
         child, read = start(step + 1, lambda: None)
         time.sleep(moments.uniform(0.0, 0.1))
         os.kill(child, signal.SIGKILL)
-        step, left = examine(child, read, step)
-        leftovers.append(left)
+        step, some = examine(child, read, step)
+        leftovers.append(some)
 else:
     for call in ("fsync", "rename", "mkdir", "rmdir", "unlink", "open"):
         for count in range(1, 13):
             child, read = start(step + 1, lambda: die_at(call, count))
-            step, left = examine(child, read, step)
-            leftovers.append(left)
+            step, some = examine(child, read, step)
+            leftovers.append(some)
 print(json.dumps([step, sum(leftovers), len(leftovers)]))
 """
+)
 
 
 @pytest.mark.parametrize(("how", "kills"), [("moments", 50), ("calls", 72)])
@@ -145,16 +154,15 @@ def test_killed_at_any_moment_of_a_save_the_last_confirmed_step_or_a_newer_one_i
 
 
 # Two ranks, and rank 0 is the driver as well. Both hold a half of one tensor, so both write a piece.
-RANKS = """
-import json, os, random, signal, sys, time
-from pathlib import Path
-import torch
+RANKS = (
+    SAVERS
+    + """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from unirl.distributed.group.exchange import Exchange
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.world import join
-from unirl.train.checkpoint import CheckpointStore, RankPart
+from unirl.train.checkpoint import RankPart
 from unirl.train.shards import ShardReader, ShardWriter
 
 folder = Path(sys.argv[1])
@@ -219,19 +227,12 @@ def die_at(rank, count):
     return patch
 
 def examine(children, read, confirmed):
-    for child in children:
-        os.waitpid(child, 0)
-    with os.fdopen(read, "rb") as pipe:
-        steps = pipe.read()
-    confirmed = int.from_bytes(steps[-4:], "big") if steps else confirmed
-    found = store.latest()
-    assert found is not None and found.step >= confirmed, (found, confirmed)
-    loaded = store.load(found, "cpu")
+    step, loaded = left(store, children, read, confirmed)
     reader, whole = ShardReader(loaded["backend"]), torch.zeros(2000)
     reader.read({"w": whole})
-    assert torch.equal(whole, tensor(found.step)) and loaded["cursor"] == found.step
-    assert [reader.own(rank) for rank in range(2)] == [{"step": found.step, "rank": rank} for rank in range(2)]
-    return found.step, sum(path.name.startswith(".partial") for path in store.folder.iterdir())
+    assert torch.equal(whole, tensor(step)) and loaded["cursor"] == step
+    assert [reader.own(rank) for rank in range(2)] == [{"step": step, "rank": rank} for rank in range(2)]
+    return step, sum(path.name.startswith(".partial") for path in store.folder.iterdir())
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 step, leftovers, kills = -1, [], 0
@@ -250,10 +251,11 @@ for plan in plans:
     time.sleep(0.05)
     for child in children:
         os.kill(child, signal.SIGKILL)
-    step, left = examine(children, read, step)
-    leftovers.append(left)
+    step, some = examine(children, read, step)
+    leftovers.append(some)
 print(json.dumps([step, sum(leftovers), len(leftovers)]))
 """
+)
 
 
 def test_killed_between_the_writes_of_two_ranks_the_last_confirmed_step_is_there_and_whole(tmp_path):

@@ -132,14 +132,3 @@ def test_a_graph_built_before_a_swap_walks_back_through_the_live_weights() -> No
         loss.backward()
         assert of["p0"].grad is not None
         assert of["p0"].grad.item() == 6.0
-
-
-def test_loading_takes_over_values_and_refuses_other_names() -> None:
-    with marked(live_value=1.0, shadow_value=2.0) as (of, shadow):
-        given = torch.tensor(7.0)
-        shadow.load({"p0": given})
-        given.fill_(9.0)
-        assert shadow.values["p0"].item() == 7.0
-        assert live(of) == [1.0]
-        with pytest.raises(ValueError, match="holds 1 tensors, the saved one 1; names differ"):
-            shadow.load({"p1": given})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
 from unirl.distributed.group.rank_info import RankInfo
 
@@ -15,6 +16,16 @@ class Axes:
     sp: int = 1
     ep: int = 1
     pp: int = 1
+
+    @classmethod
+    def of(cls, info: RankInfo) -> Self:
+        """Those of a rank."""
+        return cls(tp=info.tp, sp=info.sp, ep=info.ep, pp=info.pp)
+
+    @property
+    def used(self) -> dict[str, int]:
+        """The sizes above 1."""
+        return {name: size for name, size in dataclasses.asdict(self).items() if size > 1}
 
     @property
     def on_node(self) -> int:
@@ -31,7 +42,7 @@ class Axes:
         if devices < 1 or devices % self.product:
             below = devices // self.product * self.product
             nearest = f"{below} or {below + self.product}" if below else f"{self.product}"
-            sizes = " x ".join(f"{name}={size}" for name, size in dataclasses.asdict(self).items() if size > 1)
+            sizes = " x ".join(f"{name}={size}" for name, size in self.used.items())
             raise ValueError(
                 f"placement.devices={devices} cannot be shared out to {sizes or 'ranks'}: the nearest that works is "
                 f"{nearest}"

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from unirl.config.environment import ray_address, ray_token
 from unirl.distributed.group.axes import Axes
+from unirl.distributed.group.cluster_folder import cluster_folder
 
 _OWN_CLUSTER = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -162,10 +162,7 @@ def _connect(closing: contextlib.ExitStack, address: str | None, device: str | N
 
 def _start(closing: contextlib.ExitStack, device: str | None, devices: int | None) -> None:
     """A cluster of this machine alone, which listens on loopback and keeps its files in a folder that goes with it."""
-    # Below /tmp, as Ray's own folder is: the names of its sockets must stay shorter than 108 bytes.
-    folder = tempfile.mkdtemp(prefix="unirl-ray-", dir="/tmp")
-    # Processes that are being killed may still write: what then stays behind is a log, not an error of the run.
-    closing.callback(shutil.rmtree, folder, ignore_errors=True)
+    folder = closing.enter_context(cluster_folder())
     cpus = max(os.cpu_count() or 1, devices or 1)
     # A token of its own, where Ray would write one to the user's home; it caches the one that it read last.
     token = {"RAY_AUTH_TOKEN": ray_token() or secrets.token_hex(32)}
@@ -180,7 +177,7 @@ def _start(closing: contextlib.ExitStack, device: str | None, devices: int | Non
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=folder,
+            _temp_dir=str(folder),
         )
 
 

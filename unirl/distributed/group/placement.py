@@ -65,6 +65,11 @@ class Placement:
         else:
             self._check_ray()
 
+    @property
+    def axes(self) -> Axes:
+        """The parallel axes beside data parallel."""
+        return Axes(tp=self.tp, sp=self.sp, ep=self.ep, pp=self.pp)
+
     def device_type(self) -> str:
         """`cuda` or `cpu` of this process. Raises ValueError where CUDA was asked for and there is none."""
         available = torch.cuda.is_available()
@@ -86,7 +91,7 @@ class Placement:
 
         with contextlib.ExitStack() as closing:
             pool = closing.enter_context(DevicePool(self.address, self.device, self.devices))
-            axes = self._axes()
+            axes = self.axes
             devices = pool.capacity(axes) if self.devices is None else self.devices
             devices = devices if in_place_of is None else in_place_of.size
             transport = Direct if self.transport == "direct" else ObjectStore
@@ -101,9 +106,6 @@ class Placement:
             )
             return Slab(launcher, device_type=pool.device_type, afterwards=closing.pop_all().close)
 
-    def _axes(self) -> Axes:
-        return Axes(tp=self.tp, sp=self.sp, ep=self.ep, pp=self.pp)
-
     def _refuse_settings_of_ray(self) -> None:
         for field in dataclasses.fields(self):
             value = self.__dict__[field.name]
@@ -117,9 +119,8 @@ class Placement:
         for name in ("tp", "sp", "ep", "pp"):
             if self.__dict__[name] < 1:
                 raise ValueError(f"placement.{name} must be at least 1, got {self.__dict__[name]}")
-        axes = self._axes()
         if self.devices is not None:
-            axes.ranks(self.devices)
+            self.axes.ranks(self.devices)
         if self.transport not in ("object_store", "direct"):
             raise ValueError(f"placement.transport must be object_store or direct, got {self.transport!r}")
         if self.transport == "direct" and importlib.util.find_spec("nixl") is None:

@@ -44,7 +44,7 @@ class FLUX1(PublishedFamily):
         licence="dev, Kontext: FLUX.1 [dev] Non-Commercial; schnell: Apache-2.0",
         gated=True,
         guidance="an input of dev (3.5 is usual) and Kontext (2.5), none in schnell (1)",
-        context_parallel=True,
+        plans=("sp",),
         advice="Flow-GRPO: 6 steps, guidance 3.5, noise level 0.9, LoRA r64 alpha 128, lr 3e-4 (flux1_flow_grpo)",
     )
     # The single stream has no `to_out`: it ends in `proj_out`, a name that the model's last layer has as well.

@@ -124,7 +124,7 @@ class FLUX2Klein(FLUX2):
         parameters="3.9B / 3.9B / 9.1B / 9.1B",
         licence="4B: Apache-2.0; 9B: FLUX Non-Commercial, gated",
         guidance="classifier-free, off at 1; 4 is usual. Distilled (without `base`): none",
-        context_parallel=True,
+        plans=("sp",),
         advice="klein-base-4B has the best licence and size for RL; source pictures make it an edit",
     )
     pipelines: ClassVar[tuple[str, ...]] = ("Flux2KleinPipeline",)
@@ -153,7 +153,7 @@ class FLUX2Dev(FLUX2):
         licence="FLUX Non-Commercial",
         gated=True,
         guidance="an input; 4 is usual",
-        context_parallel=True,
+        plans=("sp",),
         advice="source pictures make it an edit",
     )
     pipelines: ClassVar[tuple[str, ...]] = ("Flux2Pipeline",)

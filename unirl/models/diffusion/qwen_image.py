@@ -58,8 +58,7 @@ class QwenImage(QwenImageBase):
         parameters="20.4B",
         licence="Apache-2.0",
         guidance="classifier-free with the norm of each token kept, off at 1; 4 is usual, negative prompt ' '",
-        context_parallel=True,
-        tensor_parallel=True,
+        plans=("sp", "tp"),
         advice="Flow-GRPO: 10 steps, noise level 1.2 on 2 of the first 5, LoRA r64 alpha 128 (qwen_image_flow_grpo)",
     )
     pipelines: ClassVar[tuple[str, ...]] = ("QwenImagePipeline",)

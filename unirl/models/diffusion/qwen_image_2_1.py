@@ -55,7 +55,7 @@ class QwenImage21(PublishedFamily):
         parameters="7.1B",
         licence="see the hub page",
         guidance="classifier-free, off at 1, which is usual",
-        tensor_parallel=True,
+        plans=("tp",),
         advice="40 steps in the pipeline, without guidance (qwen_image_2_1_flow_grpo)",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out")

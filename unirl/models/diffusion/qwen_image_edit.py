@@ -50,8 +50,7 @@ class QwenImageEdit(QwenImageBase):
         parameters="20.4B / 20.4B",
         licence="Apache-2.0",
         guidance="classifier-free with the norm of each token kept, off at 1; 4 is usual, negative prompt ' '",
-        context_parallel=True,
-        tensor_parallel=True,
+        plans=("sp", "tp"),
         advice="Flow-GRPO: 10 steps, noise level 0.9 on a window of 4, LoRA r64 alpha 128 (qwen_image_edit_flow_grpo)",
     )
     pipelines: ClassVar[tuple[str, ...]] = ("QwenImageEditPlusPipeline",)

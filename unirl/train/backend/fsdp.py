@@ -15,12 +15,13 @@ from typing import Any, Generic, Literal
 
 import torch
 
+from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.distributed.group.world import World
 from unirl.train.backend.config import BackendConfig, FamilyT, StageT
 from unirl.train.backend.gradients import clipped
-from unirl.train.backend.parallel import Split, refuse_axes
+from unirl.train.backend.parallel import Split, refuse_checkpoint, refuse_ranks
 from unirl.train.backend.state import COUNTERS, moments_like, nested, refuse_misfit, tensors_of
 from unirl.train.dtensor import all_whole, by_mesh
 from unirl.train.ema import Shadow
@@ -51,7 +52,9 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
         total_steps: int,
         with_reference: bool,
     ) -> None:
-        refuse_axes(family, self.rank_info, device.type)
+        axes = Axes.of(self.rank_info)
+        refuse_ranks(family, config.sharding, axes, devices=self.rank_info.world_size, device_type=device.type)
+        refuse_checkpoint(family, axes)
         self._seed, self._writer = seed, ShardWriter(self.rank_info)
         # Ranks with rows of their own have streams of their own; ranks that share rows share the stream.
         seed_rngs(seed if self.rank_info.dp_rank == 0 else derive_seed(seed, "rank", self.rank_info.dp_rank))
@@ -156,23 +159,6 @@ class FSDPBackend(Remote, Generic[FamilyT, StageT]):
             "ema": None if self._ema is None else dict(self._ema.values),
             **self._own(),
         }
-
-    @remote(Dispatch.BROADCAST)
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, bit for bit, or nothing of it where it does not fit."""
-        refuse_misfit(state, self._parameters, ema=self._ema is not None)
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(state["parameters"][name])
-        if self._ema is not None:
-            self._ema.load(state["ema"])
-        # Copies: AdamW changes its moments in place, and `state` is the caller's.
-        moments = {
-            name: {entry: value.to(self.device, copy=True) for entry, value in entries.items()}
-            for name, entries in state["optimizer"].items()
-        }
-        self._go_on(moments, state)
-        set_rng_state(state["rng"])
 
     @remote(Dispatch.BROADCAST)
     def save(self, folder: Path, *, background: bool) -> None:

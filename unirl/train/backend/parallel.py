@@ -10,12 +10,11 @@ from collections.abc import Mapping
 
 import torch
 
-from unirl.distributed.group.rank_info import RankInfo
+from unirl.distributed.group.axes import Axes
 from unirl.distributed.group.world import World
 from unirl.models.base import Bundle, Family
 from unirl.train.backend.gradients import add_up
-
-_AXES = ("tp", "sp", "ep", "pp")
+from unirl.train.backend.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Split:
     @classmethod
     def of(cls, family: Family, bundle: Bundle, world: World) -> Split:
         """Split the model of `bundle`, before its weights are spread and an optimizer sees them."""
-        for axis in _sizes(world.rank_info):  # one at most: `refuse_axes` comes first
+        for axis in Axes.of(world.rank_info).used:  # one at most: `refuse_ranks` comes first
             assert world.mesh is not None
             return cls(world, axis, family.split(bundle, axis, world.mesh[axis]))
         return cls(world)
@@ -42,22 +41,33 @@ class Split:
             add_up([gradient for gradient in own if gradient is not None], self.world.mesh.get_group(self.axis))
 
 
-def refuse_axes(family: Family, info: RankInfo, device_type: str) -> None:
-    """ValueError, before weights are loaded, for axes over which the model cannot be split."""
-    sizes, name = _sizes(info), type(family).__name__
-    for axis, size in sizes.items():
-        reason = family.split_refusal(axis, size, device_type)
-        if reason is not None:
-            able = [other for other in _AXES if family.split_refusal(other, size, device_type) is None]
+def refuse_ranks(
+    family: Family, sharding: Sharding, axes: Axes, *, devices: int | None, device_type: str | None
+) -> None:
+    """ValueError for ranks that cannot train the model together, as far as a recipe tells: no library is loaded.
+
+    devices, device_type: None where they are what the machine has
+    """
+    name = type(family).__name__
+    able = [axis for axis in family.facts.plans if axis != "tp" or device_type in (None, *family.tp_devices)]
+    for axis, size in axes.used.items():
+        if axis not in able:
+            where = f" for {device_type}" if axis in family.facts.plans else ""
             raise ValueError(
-                f"{name} cannot be split with {axis}={size}: {reason}. Into {size} it can be split with "
-                f"{', '.join(able) or 'no axis'}; set placement.{axis}=1"
+                f"{name} cannot be split with {axis}={size}: its library ships no such plan{where}. It can be split "
+                f"with {' or '.join(able) or 'no axis'}; set placement.{axis}=1"
             )
-    if len(sizes) > 1:
-        raise ValueError(f"{name} is split over one axis beside data parallel, got {sizes}: set the others to 1")
+    if len(axes.used) > 1:
+        raise ValueError(f"{name} is split over one axis beside data parallel, got {axes.used}: set the others to 1")
+    if devices is not None and devices > 1:
+        sharding.check(devices // axes.product * axes.sp)
 
 
-def _sizes(info: RankInfo) -> dict[str, int]:
-    """The axes in use beside dp."""
-    sizes = {"tp": info.tp, "sp": info.sp, "ep": info.ep, "pp": info.pp}
-    return {axis: size for axis, size in sizes.items() if size > 1}
+def refuse_checkpoint(family: Family, axes: Axes) -> None:
+    """ValueError, before weights are loaded, where the config of the checkpoint decides that it cannot be split."""
+    for axis, size in axes.used.items():
+        reason = family.split_refusal(axis, size)
+        if reason is not None:
+            raise ValueError(
+                f"{type(family).__name__} cannot be split with {axis}={size}: {reason}; choose another placement.{axis}"
+            )

@@ -48,6 +48,14 @@ class Sharding:
         if self.mode == "none" and (self.blocks is not None or self.offload):
             raise ValueError("blocks and offload are for sharded weights: with mode=none leave them out")
 
+    def check(self, ranks: int) -> None:
+        """ValueError where `ranks` that have rows or tokens of their own do not make whole groups."""
+        if self.group is not None and ranks % self.group:
+            raise ValueError(
+                f"sharding.group={self.group} does not divide the {ranks} ranks that share weights: choose one of "
+                f"{[size for size in range(2, ranks + 1) if ranks % size == 0]}, or another mode"
+            )
+
     def loading(self, world: World, device: torch.device) -> torch.device:
         """Where a model is loaded that then goes to `device`: what is sharded may not fit there while it is whole."""
         in_parts = world.mesh is not None and self.mode != "none" and world.rank_info.dp == world.rank_info.world_size
@@ -205,11 +213,11 @@ def _shard(
         module.set_force_sum_reduction_for_comms(True)
     # The tower of a vision-language model lives in the root: a rank without pictures adds zeros for it.
     modules[0].set_reduce_scatter_unused_params(True, recurse=False)
-    each = sharding.sync == "each" or (sharding.sync == "auto" and all_trained(bundle))
+    each = sharding.sync == "each" or (sharding.sync == "auto" and _all_trained(bundle))
     return Sharded(bundle, world, modules, each_sync=each)
 
 
-def all_trained(bundle: Bundle) -> bool:
+def _all_trained(bundle: Bundle) -> bool:
     """Whether the trained module trains whole, not through adapters."""
     return all(parameter.requires_grad for parameter in bundle.trained.parameters())
 
@@ -219,11 +227,6 @@ def _mesh(world: World, sharding: Sharding) -> torch.distributed.DeviceMesh:
     ranks = _ranks(world)
     if sharding.group is None:
         return ranks
-    if ranks.size() % sharding.group:
-        raise ValueError(
-            f"sharding.group={sharding.group} does not divide the {ranks.size()} ranks that share weights: "
-            f"choose one of {[size for size in range(2, ranks.size() + 1) if ranks.size() % size == 0]}"
-        )
     copies = ranks.size() // sharding.group
     return ranks._unflatten(0, (copies, sharding.group), ("copies", "shard"))  # noqa: SLF001 - its only name so far
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.unit.reward.http.level import Level
 from tests.unit.reward.http.live import live, remote
-from tests.unit.reward.samples import Rule, answered, entry, generated, service, wrote
+from tests.unit.reward.samples import Rule, answered, cause, entry, generated, service, wrote
 from unirl.config.load import dump, load
 from unirl.reward.http import protocol
 from unirl.reward.http.client import Server
 from unirl.reward.http.config import ServedScorer
-from unirl.reward.scorer import Scorer, ScorerInput, Unscored
+from unirl.reward.scorer import Scorer, ScorerInput
 from unirl.reward.scorers.exact_match import ExactMatch
 from unirl.reward.scorers.jpeg import JpegIncompressibility
 from unirl.reward.scorers.remote import RemoteScorer
@@ -29,11 +29,6 @@ from unirl.reward.version import version_of
 def pictures(count: int, height: int = 24, width: int = 40) -> list[ScorerInput]:
     rng = np.random.default_rng(0)
     return [entry(rng.integers(0, 200, (height, width, 3), dtype=np.uint8)) for _ in range(count)]
-
-
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
 
 
 def test_scores_over_http_equal_those_of_the_local_service_bit_for_bit():

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from tests.unit.reward.samples import cause
+from tests.unit.reward.scorers.state_file import assert_refused, write_state
 from tests.unit.reward.scorers.vision import noise
 from unirl.models.random_weights.parts import qwen_tokenizer, redraw
 from unirl.models.random_weights.qwen_image import qwen2_5_vl_config
-from unirl.reward.scorer import ScorerInput, Unscored
+from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.edit_reward import _END, _INSTRUCTIONS, EditReward
 
 IMAGE, ROWS = 5, 263  # the placeholder, and the id of the token that is added: the first after the tokenizer's
@@ -34,11 +36,6 @@ def edit(edited: np.ndarray = EDITED, prompt: str = PROMPT, source: np.ndarray |
     return ScorerInput(id="r0.p0/0", prompt=prompt, image=edited, source=source)
 
 
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
-
-
 def write_published(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     """model.safetensors by the names of transformers 4.57, in a language model's file."""
     model: Any = transformers.Qwen2_5_VLForConditionalGeneration(config_of(ROWS + 1))
@@ -53,7 +50,7 @@ def write_published(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     state = dict(model.state_dict())
     for number, head in enumerate(heads):
         state |= {f"rm_heads.head_{number}.{name}": value for name, value in head.state_dict().items()}
-    save_file({name: value.clone() for name, value in state.items()}, folder / "model.safetensors")
+    write_state(folder / "model.safetensors", state)
     return state
 
 
@@ -174,15 +171,13 @@ def test_the_version_follows_weights_and_output_and_weights_of_another_shape_are
     other = dataclasses.replace(checkpoint.scorer, checkpoint=str(tmp_path))
     quality = dataclasses.replace(checkpoint.scorer, output="quality")
     assert len({scorer.version() for scorer in (checkpoint.scorer, other, quality)}) == 3
-    for change, message in [
-        ({"rm_heads.head_1.5.weight": torch.zeros(4, 16)}, r"rm_heads\.head_1: 1 weights have another shape"),
-        ({"rm_heads.head_2.5.weight": torch.zeros(2, 16)}, r"rm_heads\.head_2"),
-        ({"model.language_model.embed_tokens.weight": torch.zeros(300, 32)}, "language_model.embed_tokens.weight"),
-    ]:
-        changed = {**state, **change}
-        save_file({name: value.clone() for name, value in changed.items()}, tmp_path / "model.safetensors")
-        with pytest.raises(ValueError, match=message):
-            dataclasses.replace(other, batch_size=2).prepare()
+    embedding = "language_model.embed_tokens.weight"
+    changes = {
+        "rm_heads.head_1.5.weight": (torch.zeros(4, 16), r"rm_heads\.head_1: 1 weights have another shape"),
+        "rm_heads.head_2.5.weight": (torch.zeros(2, 16), r"rm_heads\.head_2"),
+        f"model.{embedding}": (torch.zeros(300, 32), embedding),
+    }
+    assert_refused(other, tmp_path / "model.safetensors", state, changes)
 
 
 def test_wrong_settings_are_refused_before_anything_loads(checkpoint, tmp_path):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.reward.samples import entry, generated, service
+from tests.unit.reward.samples import cause, entry, generated, service
 from tests.unit.reward.scorers.vision import NAMES, Own, noise, write_model
-from unirl.reward.scorer import ScorerInput, Unscored
+from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.geneval2 import GenEval2, answer_forms, geometric_mean
 from unirl.reward.scorers.vqa_score import VQAScore
 
@@ -40,11 +40,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def asked(picture: np.ndarray = PICTURE, questions: Any = QUESTIONS) -> ScorerInput:
     return entry(picture, "two cats", vqa_list=questions)
-
-
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
 
 
 # --- the formula ---

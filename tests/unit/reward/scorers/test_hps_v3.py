@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from tests.unit.reward.samples import entry
+from tests.unit.reward.samples import cause, entry
+from tests.unit.reward.scorers.state_file import assert_refused, write_state
 from tests.unit.reward.scorers.tiny_qwen2_vl import IMAGE, published, tiny_config, write_base
 from tests.unit.reward.scorers.vision import noise
 from unirl.models.random_weights.parts import redraw
-from unirl.reward.scorer import Unscored
 from unirl.reward.scorers.hps_v3 import _END, _INSTRUCTION, HPSv3
 
 ROWS = 263  # the id of the token that is added: the first after the tokenizer's
@@ -82,7 +82,7 @@ def write_published(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     redraw([model, head], seed=seed)
     state = {published(name): value for name, value in model.state_dict().items()}
     state |= {f"rm_head.{name}": value for name, value in head.state_dict().items()}
-    save_file({name: value.clone() for name, value in state.items()}, folder / "HPSv3.safetensors")
+    write_state(folder / "HPSv3.safetensors", state)
     return state
 
 
@@ -95,11 +95,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     model.load_state_dict({name: state[old] for name, old in names.items()})
     scorer = HPSv3(checkpoint=str(folder), base=str(base), dtype="float32", device="cpu")
     return Checkpoint(base, folder, model, state, scorer)
-
-
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
 
 
 def test_the_instruction_is_the_authors_to_the_letter():
@@ -177,15 +172,12 @@ def test_the_version_follows_the_weights_and_weights_of_another_shape_are_refuse
     other = dataclasses.replace(checkpoint.scorer, checkpoint=str(tmp_path))
     same = dataclasses.replace(checkpoint.scorer)
     assert checkpoint.scorer.version() == same.version() != other.version()
-    for change, message in [
-        ({"rm_head.5.weight": torch.zeros(4, 16)}, "rm_head: 1 weights have another shape, first 5.weight"),
-        ({"model.embed_tokens.weight": torch.zeros(300, 32)}, "language_model.embed_tokens.weight"),
-        ({"model.norm.bias": torch.zeros(32)}, "language_model.norm.bias"),
-    ]:
-        changed = {**state, **change}
-        save_file({name: value.clone() for name, value in changed.items()}, tmp_path / "HPSv3.safetensors")
-        with pytest.raises(ValueError, match=message):
-            dataclasses.replace(other, batch_size=2).prepare()
+    changes = {
+        "rm_head.5.weight": (torch.zeros(4, 16), "rm_head: 1 weights have another shape, first 5.weight"),
+        "model.embed_tokens.weight": (torch.zeros(300, 32), "language_model.embed_tokens.weight"),
+        "model.norm.bias": (torch.zeros(32), "language_model.norm.bias"),
+    }
+    assert_refused(other, tmp_path / "HPSv3.safetensors", state, changes)
 
 
 def test_a_folder_without_the_weights_and_another_base_are_refused_before_anything_loads(checkpoint, tmp_path):

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.reward.samples import accepted, answered, service, wrote
+from tests.unit.reward.samples import accepted, answered, cause, service, wrote
 from tests.unit.reward.scorers.judge_server import Reply, serving
 from unirl.config.load import dump
 from unirl.reward.chat import Chat
-from unirl.reward.scorer import Unscored
 from unirl.reward.scorers.judge import Judge
 from unirl.reward.service import RewardConfig, WeightedScorer
 
@@ -25,11 +24,6 @@ TEMPLATE = "{text}"
 def judge(url: str, template: str = TEMPLATE, chat: dict[str, Any] | None = None, **settings: Any) -> Judge:
     fast = {"pause": 0.01, "seconds_per_try": 5.0, "seconds_in_all": 20.0, **(chat or {})}
     return Judge(Chat(url, "tiny", **fast), template=template, **settings)
-
-
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
 
 
 def test_a_number_in_the_reply_is_the_score_and_a_real_0_is_kept():

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.reward.samples import entry, generated, service
+from tests.unit.reward.samples import cause, entry, generated, service
 from tests.unit.reward.scorers.judge_server import Reply, serving
 from tests.unit.reward.scorers.vision import noise
 from unirl.reward.chat import Chat
-from unirl.reward.scorer import ScorerInput, Unscored
+from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.judge import Judge, spread
 from unirl.reward.scorers.unified_reward import UnifiedReward
 
@@ -27,11 +27,6 @@ Style Score (1-5): 2.802500009536743
 
 def chat(url: str) -> Chat:
     return Chat(url, "tiny", pause=0.01, seconds_per_try=5.0, seconds_in_all=20.0)
-
-
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
 
 
 def pixels(part: dict[str, Any]) -> np.ndarray:

@@ -14,9 +14,10 @@ import pytest
 import torch
 import transformers
 
+from tests.unit.reward.samples import cause
 from tests.unit.reward.scorers.tiny_qwen2_vl import VIDEO, published, tiny_config, write_base
 from unirl.models.random_weights.parts import redraw
-from unirl.reward.scorer import ScorerInput, Unscored
+from unirl.reward.scorer import ScorerInput
 from unirl.reward.scorers.video_align import _END, _INSTRUCTION, VideoAlign, frame_rows, resized
 
 pytestmark = pytest.mark.filterwarnings(
@@ -48,11 +49,6 @@ def noise(frames: int, height: int, width: int, seed: int = 0) -> np.ndarray:
 
 def clip(video: np.ndarray, prompt: str = PROMPT, fps: float = 8.0) -> ScorerInput:
     return ScorerInput(id="r0.p0/0", prompt=prompt, video=video, fps=fps)
-
-
-def cause(score: float) -> str:
-    assert isinstance(score, Unscored)
-    return score.cause
 
 
 def wrapped(seed: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints import state_in
+from tests.checkpoints import state_in, stored
 from tests.ranks import RankPool
 from tests.tiny_policy import SMALL, Slope, policy, rewarded, rollout, rows_of, saved, train, weights_of
 from unirl.algorithms.flow_grpo import FlowGRPO
@@ -19,7 +18,7 @@ from unirl.models.base import Bundle
 from unirl.models.tiny import TinySD3
 from unirl.sde.steps import Step
 from unirl.train.backend.fsdp import FSDPBackend
-from unirl.train.backend.state import tensors_of
+from unirl.train.backend.state import refuse_misfit, tensors_of
 from unirl.train.dtensor import whole
 from unirl.train.ema import EMA
 from unirl.train.lora import LoRA
@@ -85,14 +84,6 @@ class TwoBranches(TinySD3):
 # Round trips
 
 
-def stored(backend: FSDPBackend, folder: Path, *, background: bool = False) -> Path:
-    """`folder`, new, with what the backend has saved."""
-    folder.mkdir()
-    backend.save(folder, background=background)
-    backend.finish_save()
-    return folder
-
-
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("lora", [None, ADAPTER])
 def test_a_state_comes_back_bit_for_bit_from_disk(lora: LoRA | None, background: bool, tmp_path: Path) -> None:
@@ -126,23 +117,25 @@ def test_training_goes_on_while_a_state_is_written_and_changes_nothing_of_it(tmp
 
 
 @pytest.mark.parametrize("lora", [None, ADAPTER])
-def test_stopped_and_loaded_a_run_goes_on_bit_for_bit(lora: LoRA | None) -> None:
+def test_stopped_and_loaded_a_run_goes_on_bit_for_bit(lora: LoRA | None, tmp_path: Path) -> None:
     straight = made(lora)
     reports = trained(straight, range(6))
     stopped = made(lora)
     trained(stopped, range(3))
     resumed = made(lora)
-    resumed.load_state(saved(stopped))
+    resumed.load(stored(stopped, tmp_path / "saved"))
     assert trained(resumed, range(3, 6)) == reports[3:]
     assert_equal(resumed.state(), straight.state())
 
 
-def test_right_after_loading_the_shadow_is_the_saved_one_and_the_reference_is_the_initial_policy() -> None:
+def test_right_after_loading_the_shadow_is_the_saved_one_and_the_reference_is_the_initial_policy(
+    tmp_path: Path,
+) -> None:
     backend = made()
     initial = weights_of(backend)
     trained(backend, range(2))
     shadow, fresh = saved(backend)["ema"], made()
-    fresh.load_state(saved(backend))
+    fresh.load(stored(backend, tmp_path / "saved"))
     assert any(not torch.equal(shadow[name], initial[name]) for name in shadow)
     with fresh.ema():
         assert_equal(weights_of(fresh), shadow)
@@ -150,35 +143,34 @@ def test_right_after_loading_the_shadow_is_the_saved_one_and_the_reference_is_th
         assert_equal(weights_of(fresh), initial)
 
 
-def test_a_saved_state_can_be_loaded_twice() -> None:
+def test_a_saved_state_can_be_loaded_twice(tmp_path: Path) -> None:
     backend = made()
     trained(backend, range(1))
-    state = saved(backend)
-    before = copy.deepcopy(state)
+    before, folder = saved(backend), stored(backend, tmp_path / "saved")
     for _ in range(2):
         fresh = made()
-        fresh.load_state(state)
+        fresh.load(folder)
         assert_equal(fresh.state(), before)
         trained(fresh, range(1, 2))
-    assert_equal(state, before)
+    assert_equal(state_in(folder), before)
 
 
-def test_the_count_of_bad_gradients_in_a_row_survives() -> None:
+def test_the_count_of_bad_gradients_in_a_row_survives(tmp_path: Path) -> None:
     backend = policy(max_skipped_steps=2)
     for _ in range(2):
         train(backend, Slope(), rows_of([float("inf")]))
     fresh = policy(max_skipped_steps=2)
-    fresh.load_state(saved(backend))
+    fresh.load(stored(backend, tmp_path / "saved"))
     with pytest.raises(FloatingPointError, match="not finite 3 times in a row"):
         train(fresh, Slope(), rows_of([float("inf")]))
 
 
-def test_a_cosine_saved_at_its_half_is_at_its_half_after_loading() -> None:
+def test_a_cosine_saved_at_its_half_is_at_its_half_after_loading(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"optimizer": AdamW(lr=1.0, schedule="cosine"), "total_steps": 200}
     backend, fresh = policy(**settings), policy(**settings)
     for _ in range(100):
         train(backend, Slope(), rows_of([1.0]))
-    fresh.load_state(saved(backend))
+    fresh.load(stored(backend, tmp_path / "saved"))
     assert values(train(fresh, Slope(), rows_of([1.0])))["train/lr"] == pytest.approx(0.5, rel=1e-9)
 
 
@@ -202,13 +194,13 @@ def test_a_branch_without_gradients_has_no_moments_until_it_is_used_after_a_resu
     assert bool(resumed.state()["parameters"]["branch"].any())
 
 
-def test_moments_of_a_branch_that_is_no_longer_used_are_kept() -> None:
+def test_moments_of_a_branch_that_is_no_longer_used_are_kept(tmp_path: Path) -> None:
     backend = made(family=TwoBranches())
     trained(backend, range(1), prompts=("nine", "nine"))
     moments = saved(backend)["optimizer"]["branch"]
     trained(backend, range(1, 2))
     fresh = made(family=TwoBranches())
-    fresh.load_state(saved(backend))
+    fresh.load(stored(backend, tmp_path / "saved"))
     assert_equal(fresh.state()["optimizer"]["branch"], moments)
 
 
@@ -223,54 +215,28 @@ def with_parameter(state: dict[str, Any], name: str, value: torch.Tensor) -> dic
     return {**state, "parameters": {**state["parameters"], name: value}}
 
 
+def fit(state: dict[str, Any], backend: FSDPBackend, *, ema: bool = True) -> None:
+    refuse_misfit(state, backend.stage.bundle.trainable, ema=ema)
+
+
 def test_missing_and_unexpected_names_are_refused_by_name() -> None:
     state, backend = saved(made()), made()
+    fit(state, backend)
     with pytest.raises(ValueError, match=r"1 missing \['words.weight'\], 0 unexpected \[\]"):
-        backend.load_state(without(state, "words.weight"))
+        fit(without(state, "words.weight"), backend)
     with pytest.raises(ValueError, match=r"0 missing \[\], 1 unexpected \['branch'\]"):
-        backend.load_state(with_parameter(state, "branch", torch.zeros(1)))
+        fit(with_parameter(state, "branch", torch.zeros(1)), backend)
 
 
 def test_another_shape_is_refused_even_one_that_would_broadcast() -> None:
     with pytest.raises(ValueError, match=r"words.weight was saved with the shape \(1, 16\), here it has \(13, 16\)"):
-        made().load_state(with_parameter(saved(made()), "words.weight", torch.zeros(1, 16)))
-
-
-def test_an_adapter_of_another_rank_and_full_weights_are_refused() -> None:
-    state = saved(made(ADAPTER))
-    with pytest.raises(ValueError, match=r"was saved with the shape \(2, 16\), here it has \(3, 16\)"):
-        made(LoRA(rank=3, alpha=4)).load_state(state)
-    with pytest.raises(ValueError, match="does not fit the trainable weights"):
-        made().load_state(state)
+        fit(with_parameter(saved(made()), "words.weight", torch.zeros(1, 16)), made())
 
 
 def test_an_ema_on_one_side_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match="disagree on whether there is an EMA"):
-        policy().load_state(saved(made()))
-    with pytest.raises(ValueError, match="disagree on whether there is an EMA"):
-        made().load_state(saved(policy()))
-
-
-def test_a_state_without_its_moments_is_refused() -> None:
-    backend = made()
-    trained(backend, range(1))
-    with pytest.raises(ValueError, match="taken 2 optimizer steps and holds no optimizer state"):
-        made().load_state({**backend.state(), "optimizer": {}})
-
-
-def test_a_refused_state_changes_nothing() -> None:
-    trained_one, backend = made(), made()
-    trained(trained_one, range(1))
-    before = saved(backend)
-    last = list(before["parameters"])[-1]
-    for bad in (
-        with_parameter(saved(trained_one), last, torch.zeros(3)),
-        {**saved(trained_one), "ema": None},
-        {**saved(trained_one), "optimizer": {}},
-    ):
-        with pytest.raises(ValueError, match=r"shape|EMA|optimizer state"):
-            backend.load_state(bad)
-        assert_equal(backend.state(), before)
+    for one, other in ((made(), policy()), (policy(), made())):
+        with pytest.raises(ValueError, match="disagree on whether there is an EMA"):
+            fit(saved(one), other, ema=other.state()["ema"] is not None)
 
 
 def test_a_folder_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -286,6 +252,12 @@ def test_a_folder_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Pat
             backend.load(folder)
         assert_equal(backend.state(), before)
         assert torch.equal(rng_state()["torch"], streams)
+
+
+def test_an_adapter_of_another_rank_is_refused(tmp_path: Path) -> None:
+    folder = stored(made(ADAPTER), tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"was saved with the shape \(2, 16\), here it has \(3, 16\)"):
+        made(LoRA(rank=3, alpha=4)).load(folder)
 
 
 def test_a_folder_without_moments_is_refused(tmp_path: Path) -> None:
