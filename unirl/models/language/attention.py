@@ -257,18 +257,20 @@ class DecodeLayout(Layout):
         column = self._cache.start + self._step
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[:, :, column], values[:, :, column] = key, value
-        keys, values = keys[:, :, : column + 1], values[:, :, : column + 1]
         mask = self._mask(column + 1, window, query.dtype)
         # All query heads of a key head ask the same keys: they stand in line as if they were tokens.
-        grouped = query.unflatten(1, (key.shape[1], -1))
+        rows, heads = key.shape[:2]
         if query.dtype != torch.float32:
+            grouped = query.view(rows, heads, -1, query.shape[-1])
+            filled = (states[:, :, : column + 1] for states in (keys, values))
             attend = torch.nn.functional.scaled_dot_product_attention
-            return attend(grouped, keys, values, mask, scale=scale).flatten(1, 2)
+            return attend(grouped, *filled, mask, scale=scale).flatten(1, 2)
         # By hand: of so few queries the library's kernel takes longer, and in float32 the scores lose nothing.
-        scores = (grouped * scale) @ keys.mT
+        keys, values = (states.flatten(0, 1)[:, : column + 1] for states in (keys, values))
+        scores = torch.bmm((query * scale).view(rows * heads, -1, query.shape[-1]), keys.mT)
         if mask is not None:
-            scores += mask
-        return (scores.softmax(-1) @ values).flatten(1, 2)
+            scores = (scores.view(rows, heads, -1, column + 1) + mask).flatten(0, 1)
+        return torch.bmm(scores.softmax(-1), values).view(query.shape)
 
     def _mask(self, columns: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores, `(B, 1, 1, columns)`; a bool mask would be turned into it in every layer."""

@@ -47,7 +47,7 @@ def hidden_states(model: Any, tokens: torch.Tensor, positions: torch.Tensor, lay
         attention, mlp = layer.self_attn, layer.mlp
         normed = _norm(layer.input_layernorm, hidden)
         query, key, value = (
-            project(normed).unflatten(1, (-1, attention.head_dim))  # heads of this rank
+            project(normed).view(len(normed), -1, attention.head_dim)  # the heads of this rank
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         if build.normed:
