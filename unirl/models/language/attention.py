@@ -260,14 +260,17 @@ class DecodeLayout(Layout):
         mask = self._mask(column + 1, window, query.dtype)
         # All query heads of a key head ask the same keys: they stand in line as if they were tokens.
         rows, heads = key.shape[:2]
-        if query.dtype != torch.float32:
-            grouped = query.view(rows, heads, -1, query.shape[-1])
-            filled = (states[:, :, : column + 1] for states in (keys, values))
-            attend = torch.nn.functional.scaled_dot_product_attention
-            return attend(grouped, *filled, mask, scale=scale).flatten(1, 2)
+        if query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type):
+            return torch.nn.functional.scaled_dot_product_attention(
+                query.reshape(rows, heads, -1, query.shape[-1]),
+                keys[:, :, : column + 1],
+                values[:, :, : column + 1],
+                mask,
+                scale=scale,
+            ).flatten(1, 2)
         # By hand: of so few queries the library's kernel takes longer, and in float32 the scores lose nothing.
         keys, values = (states.flatten(0, 1)[:, : column + 1] for states in (keys, values))
-        scores = torch.bmm((query * scale).view(rows * heads, -1, query.shape[-1]), keys.mT)
+        scores = torch.bmm((query * scale).reshape(rows * heads, -1, query.shape[-1]), keys.mT)
         if mask is not None:
             scores = (scores.view(rows, heads, -1, column + 1) + mask).flatten(0, 1)
         return torch.bmm(scores.softmax(-1), values).view(query.shape)
