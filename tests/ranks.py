@@ -17,6 +17,9 @@ from typing import Any
 from unirl.distributed.group.rank_info import RankInfo
 from unirl.distributed.group.world import join, leave
 
+# What torch caches of a world outlives it now and then, with threads that spin on its closed connections.
+_CALLS_OF_A_PROCESS = 20
+
 
 class RankPool:
     """`pool(n, function, *args)` is what `function(rank_info, *args)` returns on each of n ranks.
@@ -29,6 +32,7 @@ class RankPool:
         self._timeout = timeout
         # One process is one rank for ever: torch caches what it knows of meshes, and the place of a rank in them.
         self._executors: list[ProcessPoolExecutor] = []
+        self._calls = 0
 
     def __call__(self, ranks: int, function: Callable[..., Any], *args: Any, **axes: int) -> list[Any]:
         """axes: sizes of tp, sp, ...; the rest of the ranks are data parallel."""
@@ -50,8 +54,12 @@ class RankPool:
     def close(self) -> None:
         for executor in self._executors:
             executor.shutdown()
+        self._executors.clear()
 
     def _start(self, ranks: int) -> None:
+        if self._calls % _CALLS_OF_A_PROCESS == 0:
+            self.close()
+        self._calls += 1
         context = multiprocessing.get_context("spawn")
         while len(self._executors) < ranks:
             self._executors.append(
