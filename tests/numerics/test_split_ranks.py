@@ -202,11 +202,12 @@ def forward(family: VisionLanguage, bundle: Bundle) -> Forward:
     """Logits of a prompt with a picture and of one without, and the gradient of a weighted mean of them."""
     model: Any = bundle.transformer
     model.zero_grad(set_to_none=True)
-    prompts, none = _trial(model.config, family.vocabulary(bundle)), torch.zeros(0, dtype=torch.int64)
+    prompts = _trial(model.config, family.vocabulary(bundle))
     positions, _ = family.positions(bundle, prompts)
-    layout = PackedLayout(prompts.lengths, none, none)
-    hidden = family.hidden_states(bundle, prompts.tokens[None], positions[None], layout, pictures=prompts.pictures)
-    logits = family.logits(bundle, hidden[0])
+    layout = PackedLayout.of_prompts(prompts.lengths)
+    logits = family.logits(
+        bundle, family.read_tokens(bundle, prompts.tokens, positions, layout, pictures=prompts.pictures)
+    )
     (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))).mean().backward()
     return logits.detach().clone(), {name: value.grad.clone() for name, value in model.named_parameters()}
 

@@ -44,7 +44,7 @@ class ARStage:
         """Generate the rows of an unfilled `part`, with a row of `prompts` each; siblings read theirs once."""
         assert isinstance(part.sampling, ARSamplingParams), "an ARStage generates what ARSamplingParams ask for"
         asked = _Asked.of(part, prompts)
-        layout = PackedLayout(asked.prompts.lengths, _none(), _none()).keeping()
+        layout = PackedLayout.of_prompts(asked.prompts.lengths, keeping=True)
         positions, following = self.family.positions(self.bundle, asked.prompts)
         hidden = self._forward(asked.prompts.tokens, positions, layout, asked.prompts.pictures)
         logits = self._logits(hidden[asked.ends.to(hidden.device)])[asked.parents.to(hidden.device)]
@@ -83,9 +83,7 @@ class ARStage:
         read = torch.ones(int(lengths.sum()), dtype=torch.bool)
         read[ends - 1] = False  # the last token of a response is scored and never read
         layout = PackedLayout(asked.prompts.lengths, lengths - 1, asked.parents)
-        positions, following = self.family.positions(self.bundle, asked.prompts)
-        places = following[asked.parents].repeat_interleave(lengths - 1) + layout.places
-        positions = torch.cat([positions, places[:, None].expand(-1, positions.shape[-1])])
+        positions = self.family.packed_positions(self.bundle, asked.prompts, layout)
         device = self.bundle.device
         tokens = torch.cat([asked.prompts.tokens.to(device), segment.tokens[read.to(device)]])
         hidden = self._forward(tokens, positions, layout, asked.prompts.pictures)
@@ -129,11 +127,8 @@ class ARStage:
         pictures: list[dict[str, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """tokens: `(T,)`, in one packed row, or each a row of its own while decoding; positions: `(T, C)`. `(T, D)`."""
-        device, shape = self.bundle.device, layout.shape(len(tokens))
-        tokens, positions = tokens.to(device).view(shape), positions.to(device).view(*shape, -1)
         with self._autocast():
-            hidden = self.family.hidden_states(self.bundle, tokens, positions, layout.to(device), pictures=pictures)
-        return hidden.flatten(0, 1)
+            return self.family.read_tokens(self.bundle, tokens, positions, layout, pictures=pictures)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with self._autocast():
@@ -169,7 +164,3 @@ def _support(segment: TextSegment) -> Support | None:
         return None
     trained = segment.loss_mask.repeat_interleave(segment.support_sizes)
     return Support(segment.support[trained], segment.support_sizes[segment.loss_mask])
-
-
-def _none() -> torch.Tensor:
-    return torch.zeros(0, dtype=torch.long)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar, final
 import torch
 
 from unirl.models import split
-from unirl.models.language.attention import Layout
+from unirl.models.language.attention import Layout, PackedLayout
 from unirl.models.language.trained import TrainedTokens
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding, PromptTokens
@@ -223,6 +223,28 @@ class LanguageFamily(Family):
 
         Returns `(B, T, D)`.
         """
+
+    @final
+    def read_tokens(
+        self,
+        bundle: Bundle,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: Layout,
+        *,
+        pictures: list[dict[str, torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        """`hidden_states` of tokens as they stand, on any device: tokens `(T,)`, positions `(T, C)`; `(T, D)`."""
+        device, shape = bundle.device, layout.shape(len(tokens))
+        tokens, positions = tokens.to(device).view(shape), positions.to(device).view(*shape, -1)
+        return self.hidden_states(bundle, tokens, positions, layout.to(device), pictures=pictures).flatten(0, 1)
+
+    @final
+    def packed_positions(self, bundle: Bundle, prompts: PromptTokens, layout: PackedLayout) -> torch.Tensor:
+        """Of all tokens of `layout`, `(T, C)`: those of `prompts`, then those of their responses."""
+        own, following = self.positions(bundle, prompts)
+        places = following[layout.parents].repeat_interleave(layout.responses) + layout.places
+        return torch.cat([own, places[:, None].expand(-1, own.shape[-1])])
 
     @abstractmethod
     def logits(self, bundle: Bundle, hidden: torch.Tensor) -> torch.Tensor:

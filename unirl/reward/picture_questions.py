@@ -66,20 +66,16 @@ class Loaded:
             pictures=pictures,
         )
         layout = PackedLayout(prompts.lengths, lengths, parents)
-        positions, following = self.family.positions(self.bundle, prompts)
-        places = following[parents].repeat_interleave(lengths) + layout.places
-        positions = torch.cat([positions, places[:, None].expand(-1, positions.shape[-1])])
+        positions = self.family.packed_positions(self.bundle, prompts, layout)
         tokens = torch.cat([prompts.tokens, torch.tensor([token for rest in rests for token in rest])])
         device = self.bundle.device
-        hidden = self.family.hidden_states(
-            self.bundle, tokens[None].to(device), positions[None].to(device), layout.to(device), pictures=pictures
-        )
+        hidden = self.family.read_tokens(self.bundle, tokens, positions, layout, pictures=pictures)
         ends = (len(prompts.tokens) + lengths.cumsum(0) - 1).to(device)
         right = [tokens for one in asked for tokens in one.right]
         sizes = [len(tokens) for tokens in right]
         rows = torch.arange(len(right)).repeat_interleave(torch.tensor(sizes)).to(device)
         columns = torch.tensor([token for tokens in right for token in tokens], device=device)
-        found = self.family.logits(self.bundle, hidden[0, ends]).float().softmax(-1)[rows, columns].double()
+        found = self.family.logits(self.bundle, hidden[ends]).float().softmax(-1)[rows, columns].double()
         sums = iter([float(each.sum()) for each in found.cpu().split(sizes)])
         return [[next(sums) for _ in one.right] for one in asked]
 

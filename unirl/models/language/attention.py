@@ -145,10 +145,13 @@ class PackedLayout(Layout):
     def shape(self, tokens: int) -> tuple[int, int]:
         return 1, tokens
 
-    def keeping(self) -> PackedLayout:
-        """This layout, which remembers keys and values of the forward for `key_values`."""
-        self._kept = []
-        return self
+    @classmethod
+    def of_prompts(cls, lengths: torch.Tensor, *, keeping: bool = False) -> PackedLayout:
+        """Of prompts without responses. keeping: it remembers keys and values of the forward for `key_values`."""
+        none = torch.zeros(0, dtype=torch.long)
+        layout = cls(lengths, none, none)
+        layout._kept = [] if keeping else None
+        return layout
 
     def to(self, device: torch.device) -> PackedLayout:
         """This layout with what a forward indexes by on `device`."""
@@ -240,23 +243,9 @@ class DecodeLayout(Layout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        one = self.attend_one(layer, query[:, :, 0], key[:, :, 0], value[:, :, 0], scale=scale, window=window)
-        return one[:, :, None]
-
-    def attend_one(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        """`attend` without T: query and what it returns `(B, H, D)`; key, value `(B, K, D)`."""
         column = self._cache.start + self._step
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[:, :, column], values[:, :, column] = key, value
+        keys[:, :, column], values[:, :, column] = key[:, :, 0], value[:, :, 0]
         mask = self._mask(column + 1, window, query.dtype)
         # All query heads of a key head ask the same keys: they stand in line as if they were tokens.
         rows, heads = key.shape[:2]
@@ -267,7 +256,7 @@ class DecodeLayout(Layout):
                 values[:, :, : column + 1],
                 mask,
                 scale=scale,
-            ).flatten(1, 2)
+            ).view(query.shape)
         # By hand: of so few queries the library's kernel takes longer, and in float32 the scores lose nothing.
         keys, values = (states.flatten(0, 1)[:, : column + 1] for states in (keys, values))
         scores = torch.bmm((query * scale).reshape(rows * heads, -1, query.shape[-1]), keys.mT)

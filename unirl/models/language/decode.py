@@ -47,12 +47,12 @@ def hidden_states(model: Any, tokens: torch.Tensor, positions: torch.Tensor, lay
         attention, mlp = layer.self_attn, layer.mlp
         normed = _norm(layer.input_layernorm, hidden)
         query, key, value = (
-            project(normed).view(len(normed), -1, attention.head_dim)  # the heads of this rank
+            project(normed).view(len(normed), -1, 1, attention.head_dim)  # the heads of this rank
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         if build.normed:
             query, key = _norm(attention.q_norm, query), _norm(attention.k_norm, key)
-        mixed = layout.attend_one(
+        mixed = layout.attend(
             number,
             rotation(query),
             rotation(key),
@@ -77,10 +77,10 @@ class _Rotation:
     def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> _Rotation:
         """From the library's `(N, 1, D)`."""
         first, second = sin.chunk(2, dim=-1)
-        return cls(cos, torch.cat([-first, second], dim=-1))
+        return cls(cos[:, None], torch.cat([-first, second], dim=-1)[:, None])
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """states: `(N, heads, D)`"""
+        """states: `(N, heads, 1, D)`"""
         return torch.addcmul(states * self.cos, states.roll(states.shape[-1] // 2, -1), self.sin)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -41,11 +42,8 @@ def refuse_other_forwards(
             row = torch.cat([rows[parent], response])[None].to(device)
             expected.append(own(row, parent)[0, -len(response) :].float())
         install()
-        parents = torch.tensor(_PARENTS)
-        ways = {
-            "run packed": _packed(family, bundle, prompts, responses, parents),
-            "decode": _decoded(family, bundle, prompts, responses, parents),
-        }
+        trial = _Trial(family, bundle, prompts, responses)
+        ways = {"run packed": trial.packed(), "decode": trial.decoded()}
     wanted = torch.cat(expected)
     for way, logits in ways.items():
         difference = float((logits.float() - wanted).norm() / wanted.norm())
@@ -57,57 +55,40 @@ def refuse_other_forwards(
             )
 
 
-def _packed(
-    family: LanguageFamily,
-    bundle: Bundle,
-    prompts: PromptTokens,
-    responses: tuple[torch.Tensor, ...],
-    parents: torch.Tensor,
-) -> torch.Tensor:
-    """Logits after each token of the responses, in one forward: as in replay."""
-    layout = PackedLayout(prompts.lengths, torch.tensor(_RESPONSES), parents)
-    positions, following = family.positions(bundle, prompts)
-    places = following[parents].repeat_interleave(layout.responses) + layout.places
-    positions = torch.cat([positions, places[:, None].expand(-1, positions.shape[-1])])
-    tokens, device = torch.cat([prompts.tokens, *responses]), bundle.device
-    hidden = family.hidden_states(
-        bundle, tokens[None].to(device), positions[None].to(device), layout.to(device), pictures=prompts.pictures
-    )
-    return family.logits(bundle, hidden[0, -sum(_RESPONSES) :])
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """Two prompts and the responses to them, of _RESPONSES tokens."""
 
+    family: LanguageFamily
+    bundle: Bundle
+    prompts: PromptTokens
+    responses: tuple[torch.Tensor, ...]
 
-def _decoded(
-    family: LanguageFamily,
-    bundle: Bundle,
-    prompts: PromptTokens,
-    responses: tuple[torch.Tensor, ...],
-    parents: torch.Tensor,
-) -> torch.Tensor:
-    """The same, a token of each response at a time: as in a rollout."""
-    layout, device = PackedLayout(prompts.lengths, _none(), _none()).keeping(), bundle.device
-    positions, following = family.positions(bundle, prompts)
-    family.hidden_states(
-        bundle,
-        prompts.tokens[None].to(device),
-        positions[None].to(device),
-        layout.to(device),
-        pictures=prompts.pictures,
-    )
-    cache = layout.key_values(parents, room=max(_RESPONSES))
-    filled = torch.nn.utils.rnn.pad_sequence(list(responses), batch_first=True, padding_value=float(responses[0][0]))
-    logits = []
-    for step, latest in enumerate(filled.mT):
-        places = (following[parents] + step)[:, None, None].expand(-1, 1, positions.shape[-1])
-        read = DecodeLayout(cache, step)
-        logits.append(
-            family.logits(bundle, family.hidden_states(bundle, latest[:, None].to(device), places.to(device), read))
-        )
-    real = torch.arange(max(_RESPONSES)) < torch.tensor(_RESPONSES)[:, None]
-    return torch.cat(logits, dim=1)[real.to(device)]
+    def packed(self) -> torch.Tensor:
+        """Logits after each token of the responses, in one forward: as in replay."""
+        layout = PackedLayout(self.prompts.lengths, torch.tensor(_RESPONSES), torch.tensor(_PARENTS))
+        positions = self.family.packed_positions(self.bundle, self.prompts, layout)
+        hidden = self._read(torch.cat([self.prompts.tokens, *self.responses]), positions, layout)
+        return self.family.logits(self.bundle, hidden[-sum(_RESPONSES) :])
 
+    def decoded(self) -> torch.Tensor:
+        """The same, a token of each response at a time: as in a rollout."""
+        layout, parents = PackedLayout.of_prompts(self.prompts.lengths, keeping=True), torch.tensor(_PARENTS)
+        positions, following = self.family.positions(self.bundle, self.prompts)
+        self._read(self.prompts.tokens, positions, layout)
+        cache = layout.key_values(parents, room=max(_RESPONSES))
+        filler = float(self.responses[0][0])
+        filled = torch.nn.utils.rnn.pad_sequence(list(self.responses), batch_first=True, padding_value=filler)
+        logits = []
+        for step, latest in enumerate(filled.mT):
+            places = (following[parents] + step)[:, None].expand(-1, positions.shape[-1])
+            hidden = self.family.read_tokens(self.bundle, latest, places, DecodeLayout(cache, step))
+            logits.append(self.family.logits(self.bundle, hidden))
+        real = torch.arange(max(_RESPONSES)) < torch.tensor(_RESPONSES)[:, None]
+        return torch.stack(logits, dim=1)[real.to(self.bundle.device)]
 
-def _none() -> torch.Tensor:
-    return torch.zeros(0, dtype=torch.long)
+    def _read(self, tokens: torch.Tensor, positions: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+        return self.family.read_tokens(self.bundle, tokens, positions, layout, pictures=self.prompts.pictures)
 
 
 def trial_tokens(count: int, vocabulary: int, avoid: tuple[int, ...] = ()) -> torch.Tensor:
