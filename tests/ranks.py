@@ -41,8 +41,9 @@ class RankPool:
             rendezvous = f"file://{Path(folder) / 'rendezvous'}"
             sizes = axes or {"dp": ranks}
             infos = [RankInfo(rank, ranks, **sizes) for rank in range(ranks)]
+            self._join(function, infos, rendezvous)
             calls = [
-                executor.submit(_on_rank, info, rendezvous, self._timeout, function, args)
+                executor.submit(_on_rank, info, function, args)
                 for executor, info in zip(self._executors, infos, strict=False)
             ]
             errors = [call.exception() for call in calls]
@@ -50,6 +51,22 @@ class RankPool:
             if first is not None:
                 raise first
             return [call.result() for call in calls]
+
+    def _join(self, function: Callable[..., Any], infos: list[RankInfo], rendezvous: str) -> None:
+        members = self._executors[: len(infos)]
+        # A new process takes its time to import what the function needs, which is none of the time to join.
+        for there in [member.submit(_imported, function) for member in members]:
+            there.result()
+        joining = [
+            member.submit(join, info, rendezvous, device_type="cpu", timeout=self._timeout)
+            for member, info in zip(members, infos, strict=True)
+        ]
+        try:
+            for one in joining:
+                one.result()
+        except BaseException:
+            self.close()  # torch counts the groups of a process: after a join that failed ranks count differently
+            raise
 
     def close(self) -> None:
         for executor in self._executors:
@@ -87,9 +104,12 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_rank(info: RankInfo, rendezvous: str, timeout: float, function: Callable[..., Any], args: Any) -> Any:
+def _imported(function: Callable[..., Any]) -> None:
+    """To be given it by name is to import its module."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    join(info, rendezvous, device_type="cpu", timeout=timeout)
+
+
+def _on_rank(info: RankInfo, function: Callable[..., Any], args: Any) -> Any:
     try:
         return function(info, *args)
     finally:
