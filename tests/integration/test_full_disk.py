@@ -28,31 +28,35 @@ def whole(context: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) 
     return output
 
 
-def command(output: Path) -> list[str]:
-    return ["train", RECIPES["flow_grpo"][0], *overrides("flow_grpo", output, steps=STEPS)]
+def command(output: Path, every: int) -> list[str]:
+    return ["train", RECIPES["flow_grpo"][0], *overrides("flow_grpo", output, steps=STEPS), f"run.save_every={every}"]
 
 
-def finish(context: ForkServerContext, output: Path) -> None:
-    process = start_command(context, command(output), output / "said")
+def finish(context: ForkServerContext, output: Path, every: int = 2) -> None:
+    process = start_command(context, command(output, every), output / "said")
     process.join(100)
     assert process.exitcode == 0, (output / "said").read_text()
 
 
 @pytest.mark.parametrize(
-    ("room", "refused"),
+    ("room", "every", "refused"),
     [
-        (100_000, "could not save {run}/checkpoints/step_{step}: File too large. Still good: step_{good}, where"),
-        (0, "{run}/metrics.jsonl: File too large. Still good: step_{good}, where the same command resumes"),
+        (100_000, 2, "could not save {run}/checkpoints/step_{step}: File too large. Still good: step_{good}, where"),
+        # So long between checkpoints that the limit comes before the next one, however late this process is.
+        (0, 15, "{run}/metrics.jsonl: File too large. Still good: step_{good}, where the same command resumes"),
     ],
 )
 def test_a_full_disk_ends_in_one_line_and_the_same_command_goes_on(
-    room: int, refused: str, context: ForkServerContext, whole: Path, tmp_path: Path
+    room: int, every: int, refused: str, context: ForkServerContext, whole: Path, tmp_path: Path
 ) -> None:
-    """room: bytes that a file may have beyond the present metrics.jsonl, fewer than a checkpoint takes."""
+    """room: bytes that a file may have beyond the present metrics.jsonl, fewer than a checkpoint takes
+
+    every: steps between checkpoints
+    """
     run, said = tmp_path / "run", tmp_path / "said"
-    process = start_command(context, command(tmp_path), said)
+    process = start_command(context, command(tmp_path, every), said)
     deadline = time.monotonic() + 100
-    while not (run / "checkpoints" / "step_2").exists():
+    while not (run / "checkpoints" / f"step_{every}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.002)
     assert process.pid is not None
@@ -64,10 +68,10 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_goes_on(
     good = max(int(folder.name.removeprefix("step_")) for folder in (run / "checkpoints").glob("step_*"))
     errors = [line for line in said.read_text().splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert refused.format(run=run, good=good, step=good + 2) in errors[0]
+    assert refused.format(run=run, good=good, step=good + every) in errors[0]
     assert "Traceback" not in said.read_text()
     assert not list((run / "checkpoints").glob(".*"))
 
-    finish(context, tmp_path)
+    finish(context, tmp_path, every)
     assert metrics(tmp_path) == metrics(whole)
     assert_same(state(tmp_path), state(whole))
