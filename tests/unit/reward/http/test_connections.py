@@ -101,7 +101,8 @@ def test_it_survives_a_restart_of_the_server() -> None:
         port = int(url.rpartition(":")[2])
         first = scorer.score([wrote("a")])
     assert "no picture" in cause(first[0])
-    with live({"level": Level()}, port=port), closed(scorer):
+    with live({"level": Level()}, port=port) as url, closed(remote(url)) as other, closed(scorer):
+        other.connect()  # the scorers have loaded: until then the answer is 503, which is a failed try
         assert "no picture" in cause(scorer.score([wrote("a")])[0])
 
 
