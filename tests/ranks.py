@@ -42,11 +42,13 @@ class RankPool:
             sizes = axes or {"dp": ranks}
             infos = [RankInfo(rank, ranks, **sizes) for rank in range(ranks)]
             self._join(function, infos, rendezvous)
-            calls = [
-                executor.submit(_on_rank, info, function, args)
-                for executor, info in zip(self._executors, infos, strict=False)
-            ]
+            members = self._executors[:ranks]
+            calls = [member.submit(_on_rank, info, function, args) for member, info in zip(members, infos, strict=True)]
             errors = [call.exception() for call in calls]
+            # Nobody leaves before all have ended: the last one may still be making connections to the others.
+            still_in = [member for member, error in zip(members, errors, strict=True) if error is None]
+            for leaving in [member.submit(_leave) for member in still_in]:
+                leaving.result()
             first = next((error for error in errors if error is not None and not _waited(error)), None)
             if first is not None:
                 raise first
@@ -112,9 +114,14 @@ def _imported(function: Callable[..., Any]) -> None:
 def _on_rank(info: RankInfo, function: Callable[..., Any], args: Any) -> Any:
     try:
         return function(info, *args)
-    finally:
-        leave()
-        gc.collect()  # a group that a cycle holds has threads, which spin on its closed connections
+    except BaseException:
+        _leave()  # at once, for the others to notice
+        raise
+
+
+def _leave() -> None:
+    leave()
+    gc.collect()  # a group that a cycle holds has threads, which spin on its closed connections
 
 
 def _waited(error: BaseException) -> bool:
