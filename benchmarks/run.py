@@ -21,7 +21,7 @@ from benchmarks.reward_wire import measure_wire, served
 from benchmarks.scored_rollout import measure_overlap
 from benchmarks.scorer_speed import scorer_speeds
 from benchmarks.shared_questions import shared_questions
-from benchmarks.transports import measure_transport
+from benchmarks.transports import Name, measure_transport
 from unirl.distributed.group.placement import Placement
 from unirl.models.language.packaged import from_package
 from unirl.models.random_weights.sd3 import write as write_sd3
@@ -111,8 +111,10 @@ def transports() -> None:
     """Rows between two ranks on this machine."""
     print("\nSeconds for 256 MiB in rows of 1 MiB between two ranks, for a memcpy of them, and for an empty call")
     print(f"{'':<14} {'kept':>8} {'fetched':>8} {'by driver':>10} {'memcpy':>8} {'call':>8}")
-    names: tuple[Literal["object_store", "direct"], ...] = ("object_store", "direct")
-    for name in names if importlib.util.find_spec("nixl") else names[:1]:
+    packages: dict[Name, str] = {"object_store": "ray", "direct": "nixl", "transfer_queue": "transfer_queue"}
+    for name, package in packages.items():
+        if importlib.util.find_spec(package) is None:
+            continue
         cost = measure_transport(name, 256)
         print(
             f"{name:<14} {cost.keep:8.3f} {cost.fetch:8.3f} {cost.driver:10.3f} {cost.memcpy:8.3f} {cost.call:8.4f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -10,6 +11,8 @@ from typing import Literal
 
 import torch
 
+from tests.ray_cluster import start_transfer_queue
+from unirl.distributed.group.device_pool import DevicePool
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.placement import Placement
 from unirl.distributed.group.remote import Remote, remote
@@ -19,6 +22,8 @@ from unirl.types.sample import Part
 
 REPEATS = 5
 CALLS = 200
+
+Name = Literal["object_store", "direct", "transfer_queue"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +64,18 @@ class Warehouse(Remote):
         """Only called."""
 
 
-def measure_transport(transport: Literal["object_store", "direct"], rows: int) -> TransportCost:
+def measure_transport(transport: Name, rows: int) -> TransportCost:
     """That many MiB, on a slab of two ranks."""
     source = torch.rand(rows, 1, 512, 512)
     target = torch.empty_like(source)
     memcpy = _median(lambda: target.copy_(source))
     part = Part(ids=[f"r0.p{row}" for row in range(rows)], metadata=[{} for _ in range(rows)])
-    with Placement(launcher="ray", device="cpu", devices=2, transport=transport).slab("bench") as slab:
+    with contextlib.ExitStack() as closing:
+        if transport == "transfer_queue":
+            closing.enter_context(DevicePool(None, "cpu", 4))  # two for the ranks, two for its servers
+            start_transfer_queue()
+        placement = Placement(launcher="ray", device="cpu", devices=2, transport=transport)
+        slab = closing.enter_context(placement.slab("bench"))
         house = slab.spawn(Warehouse, rows)
         call = _median(house.nothing, CALLS)
         keep = _median(lambda: house.make(part))

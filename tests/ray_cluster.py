@@ -49,6 +49,24 @@ def ray_cluster(folder: Path) -> Iterator[None]:
             fcntl.flock(use, fcntl.LOCK_UN)
 
 
+def start_transfer_queue() -> None:
+    """One in the cluster of this process, which lasts as long as the cluster, whoever has started it."""
+    import ray
+
+    class Host:
+        def start(self) -> None:
+            import transfer_queue  # pyright: ignore[reportMissingImports]
+            from omegaconf import OmegaConf
+
+            transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+
+    shared = ray.remote(Host).options(
+        name="host", namespace="transfer_queue", lifetime="detached", get_if_exists=True, num_cpus=0
+    )
+    host = shared.remote()
+    ray.get(host.start.remote(), timeout=120)
+
+
 @contextmanager
 def _server(token: str) -> Iterator[str]:
     """Address of a cluster in a process that ends with this one, since it then reads the end of its input."""

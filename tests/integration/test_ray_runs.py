@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.runs import RECIPES, metrics, overrides
+from tests.ray_cluster import start_transfer_queue
 from unirl.config.run import load_recipe
 from unirl.trainer.domains import trainer_of
 
@@ -41,6 +42,17 @@ def test_two_ranks_write_the_figures_of_one_process(
         known = {name: value for name, value in one.items() if value is not None}
         assert two.keys() == one.keys()
         assert {name: two[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["direct", "transfer_queue"])
+def test_what_carries_rows_changes_no_figure(transport: str, ray: None, tmp_path: Path) -> None:
+    if transport == "transfer_queue":
+        start_transfer_queue()
+    fit("flow_grpo", tmp_path / "store", TWO)
+    fit("flow_grpo", tmp_path / "other", TWO, f"placement.transport={transport}")
+    assert metrics(tmp_path / "other") == metrics(tmp_path / "store")
 
 
 @pytest.mark.timeout(600)

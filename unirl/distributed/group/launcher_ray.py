@@ -30,7 +30,6 @@ from unirl.distributed.group.dispatch import Call
 from unirl.distributed.group.launcher import Launcher, Pending, WorkerLostError, closed
 from unirl.distributed.group.rank_actor import BESIDE, Failure, Outcome, Process, RankActor, Said, Shape
 from unirl.distributed.group.remote import Remote
-from unirl.distributed.tensor.direct import Direct
 from unirl.distributed.tensor.plane import DataPlane
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class RayLauncher(Launcher):
             "enable_task_events": False,
         }
         whole_class: dict[str, Any] = {
-            "enable_tensor_transport": isinstance(plane.transport, Direct),
+            "enable_tensor_transport": plane.transport.counted_in_ranks,
             "concurrency_groups": {BESIDE: 1},
         }
         actor = ray.remote(**whole_class)(RankActor)

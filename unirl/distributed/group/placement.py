@@ -20,8 +20,15 @@ from unirl.distributed.group.launcher_local import LocalLauncher
 from unirl.distributed.group.remote import Remote
 from unirl.distributed.group.replace import replace_each
 from unirl.distributed.tensor.plane import DataPlane
+from unirl.distributed.tensor.transport import Transport
 
 Worker = TypeVar("Worker", bound=Remote)
+
+_NEEDED_BY_TRANSPORT = {  # the package, and the extra that installs it
+    "object_store": ("ray", "ray"),
+    "direct": ("nixl", "direct"),
+    "transfer_queue": ("transfer_queue", "transfer-queue"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Placement:
     address:  `host:port` of a Ray cluster to join, `auto` for the one of this machine; None is the one that RAY_ADDRESS
               names, else one that is started for the run and stopped with it
     deadline: seconds that one call of a worker may take, loading weights included; then it counts as hung
-    transport: what carries pictures, latents and conditions between ranks: Ray's object store, or `direct` from memory
-              to memory (NIXL), on GPUs without a way through the CPU
+    transport: what carries pictures, latents and conditions between ranks: Ray's object store; `direct` from memory to
+              memory (NIXL), on GPUs without a way through the CPU; or the `transfer_queue` that runs in the cluster
     """
 
     launcher: Literal["local", "ray"] = "local"
@@ -50,7 +57,7 @@ class Placement:
     pp: int = 1
     address: str | None = None
     deadline: float = 3600.0
-    transport: Literal["object_store", "direct"] = "object_store"
+    transport: Literal["object_store", "direct", "transfer_queue"] = "object_store"
 
     def __post_init__(self) -> None:
         if self.launcher not in ("local", "ray"):
@@ -86,25 +93,34 @@ class Placement:
             return Slab(LocalLauncher(name), device_type=self.device_type())
         from unirl.distributed.group.device_pool import DevicePool
         from unirl.distributed.group.launcher_ray import RayLauncher
-        from unirl.distributed.tensor.direct import Direct
-        from unirl.distributed.tensor.object_store import ObjectStore
 
         with contextlib.ExitStack() as closing:
             pool = closing.enter_context(DevicePool(self.address, self.device, self.devices))
+            transport = closing.enter_context(self._transport())
             axes = self.axes
             devices = pool.capacity(axes) if self.devices is None else self.devices
             devices = devices if in_place_of is None else in_place_of.size
-            transport = Direct if self.transport == "direct" else ObjectStore
             launcher = RayLauncher(
                 name,
                 pool,
                 devices,
                 axes=axes,
                 deadline=self.deadline,
-                plane=DataPlane(transport(self.deadline)),
+                plane=DataPlane(transport),
                 patient=in_place_of is not None,
             )
             return Slab(launcher, device_type=pool.device_type, afterwards=closing.pop_all().close)
+
+    def _transport(self) -> contextlib.AbstractContextManager[Transport]:
+        """That of a slab, in the cluster that this process has joined."""
+        if self.transport == "transfer_queue":
+            from unirl.distributed.tensor.transfer_queue import joined
+
+            return joined(self.deadline)
+        from unirl.distributed.tensor.direct import Direct
+        from unirl.distributed.tensor.object_store import ObjectStore
+
+        return contextlib.nullcontext((Direct if self.transport == "direct" else ObjectStore)(self.deadline))
 
     def _refuse_settings_of_ray(self) -> None:
         for field in dataclasses.fields(self):
@@ -121,10 +137,13 @@ class Placement:
                 raise ValueError(f"placement.{name} must be at least 1, got {self.__dict__[name]}")
         if self.devices is not None:
             self.axes.ranks(self.devices)
-        if self.transport not in ("object_store", "direct"):
-            raise ValueError(f"placement.transport must be object_store or direct, got {self.transport!r}")
-        if self.transport == "direct" and importlib.util.find_spec("nixl") is None:
-            raise ValueError("placement.transport is direct, which needs NIXL: pip install unirl[direct]")
+        if self.transport not in _NEEDED_BY_TRANSPORT:
+            raise ValueError(f"placement.transport must be one of {list(_NEEDED_BY_TRANSPORT)}, got {self.transport!r}")
+        package, extra = _NEEDED_BY_TRANSPORT[self.transport]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"placement.transport is {self.transport}, which needs {package}: pip install unirl[{extra}]"
+            )
         if not self.deadline > 0:
             raise ValueError(f"placement.deadline must be positive, got {self.deadline:g}")
         if self.address is not None and self.address.startswith("ray://"):

@@ -36,6 +36,7 @@ class Direct(Transport):
 
     timeout: float = 300.0
     name: ClassVar[str] = "direct"
+    counted_in_ranks: ClassVar[bool] = True
 
     def put(self, rows: Rows) -> ray.ObjectRef[Any]:
         layout, tensors = laid_out(rows)

@@ -13,10 +13,12 @@ from unirl.types.batch import Rows
 class Transport(ABC):
     """Keeps rows in the process that made them, or near it, until nobody holds their ticket any more. Picklable.
 
-    name: how a recipe calls it
+    name:             how a recipe calls it
+    counted_in_ranks: whether Ray's tensor transports count its tickets, in the ranks, whose actors must be made for it
     """
 
     name: ClassVar[str]
+    counted_in_ranks: ClassVar[bool] = False
 
     @abstractmethod
     def put(self, rows: Rows) -> Any:

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.ray_cluster import start_transfer_queue
 from unirl.distributed.group.placement import Placement, Slab
 
+OPTIONAL = [pytest.param(name, marks=pytest.mark.slow) for name in ("direct", "transfer_queue")]
 
-@pytest.fixture(scope="session", params=["object_store", pytest.param("direct", marks=pytest.mark.slow)])
+
+@pytest.fixture(scope="session", params=["object_store", *OPTIONAL])
 def placement(ray: None, request: pytest.FixtureRequest) -> Placement:
     """With each of the transports of Ray."""
+    if request.param == "transfer_queue":
+        start_transfer_queue()
     return Placement(launcher="ray", device="cpu", devices=2, deadline=120, transport=request.param)
 
 

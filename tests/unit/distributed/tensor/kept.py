@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -115,6 +117,15 @@ class Studio(Remote):
     @remote(Dispatch.RANK_ZERO, reads=("media",))
     def first(self, sample: Sample) -> Metrics:
         return self.light(sample)
+
+
+class Mortal(Studio):
+    """Ends when it is told to."""
+
+    @remote(Dispatch.BROADCAST)
+    def die(self, rank: int) -> None:
+        if self.rank_info.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def request(prompts: int, group: int = 2) -> Sample:
