@@ -3,6 +3,8 @@
 UniRL starts none of its servers: they unpickle what anybody sends to their ports, and write to any path that it names.
 """
 
+# Where the package is not installed, pyright takes this file for it:
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import contextlib
@@ -19,7 +21,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import ray
 import torch
-import transfer_queue as queue  # pyright: ignore[reportMissingImports]
+import transfer_queue as queue
 from ray.experimental import register_tensor_transport
 from ray.experimental.rdt.tensor_transport_manager import (
     CommunicatorMetadata,
