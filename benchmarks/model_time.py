@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unirl.models.language import decode
+from unirl.models.language.decode import Decoder
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def model_seconds(*modules: torch.nn.Module) -> Iterator[list[float]]:
     def after(module: torch.nn.Module, inputs: object, output: object) -> None:
         spent[0] += time.process_time() - started[0]
 
-    backward, decoded = torch.Tensor.backward, decode.hidden_states
+    backward, decoded = torch.Tensor.backward, Decoder.__call__
 
     def timed_decoding(*args: Any) -> torch.Tensor:
         start = time.process_time()
@@ -44,10 +44,10 @@ def model_seconds(*modules: torch.nn.Module) -> Iterator[list[float]]:
         for module in modules
         for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
     ]
-    torch.Tensor.backward, decode.hidden_states = timed_backward, timed_decoding  # type: ignore[method-assign]
+    torch.Tensor.backward, Decoder.__call__ = timed_backward, timed_decoding  # type: ignore[method-assign]
     try:
         yield spent
     finally:
-        torch.Tensor.backward, decode.hidden_states = backward, decoded  # type: ignore[method-assign]
+        torch.Tensor.backward, Decoder.__call__ = backward, decoded  # type: ignore[method-assign]
         for hook in hooks:
             hook.remove()

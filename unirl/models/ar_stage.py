@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unirl.models.base import Bundle, LanguageFamily
-from unirl.models.language.attention import DecodeLayout, Layout, PackedLayout
+from unirl.models.language.attention import DecodeLayout, PackedLayout
 from unirl.models.language.log_probs import Support, token_log_probs
 from unirl.models.language.writer import Writer
 from unirl.types.condition import PromptTokens
@@ -51,13 +51,15 @@ class ARStage:
         cache = layout.key_values(asked.parents, room=part.sampling.max_new_tokens - 1)
         following, axes = following[asked.parents], positions.shape[-1]
         writer = Writer(part.ids, part.sampling, self.family, self.bundle)
+        read = self.family.token_step(self.bundle)
         while not writer.write(logits):
             if writer.left is not None:
                 cache.keep(writer.left, columns=cache.start + writer.step - 1)
                 following = following[writer.left]
             step = writer.step - 1
             places = (following + step)[:, None].expand(-1, axes)
-            hidden = self._forward(writer.latest, places, DecodeLayout(cache, step))
+            with self._autocast():
+                hidden = read(writer.latest, places, DecodeLayout(cache, step))
             logits = self._logits(hidden)
         return writer.segment()
 
@@ -123,10 +125,10 @@ class ARStage:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        layout: Layout,
-        pictures: list[dict[str, torch.Tensor]] | None = None,
+        layout: PackedLayout,
+        pictures: list[dict[str, torch.Tensor]] | None,
     ) -> torch.Tensor:
-        """tokens: `(T,)`, in one packed row, or each a row of its own while decoding; positions: `(T, C)`. `(T, D)`."""
+        """Of a packed row. tokens: `(T,)`; positions: `(T, C)`; `(T, D)`."""
         with self._autocast():
             return self.family.read_tokens(self.bundle, tokens, positions, layout, pictures=pictures)
 

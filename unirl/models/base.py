@@ -6,12 +6,12 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, Protocol, TypeVar, final
 
 import torch
 
 from unirl.models import split
-from unirl.models.language.attention import Layout, PackedLayout
+from unirl.models.language.attention import DecodeLayout, Layout, PackedLayout
 from unirl.models.language.trained import TrainedTokens
 from unirl.sde.steps import Schedule, Step
 from unirl.types.condition import Embedding, PromptTokens
@@ -185,6 +185,12 @@ class Family(ABC):
         return None
 
 
+class TokenStep(Protocol):
+    """Hidden states `(N, D)` of one token of each row, `(N,)`, at positions `(N, C)`."""
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, layout: DecodeLayout) -> torch.Tensor: ...
+
+
 class LanguageFamily(Family):
     """A family of causal language models; T tokens of one forward, in packed rows or one to a row.
 
@@ -238,6 +244,10 @@ class LanguageFamily(Family):
         device, shape = bundle.device, layout.shape(len(tokens))
         tokens, positions = tokens.to(device).view(shape), positions.to(device).view(*shape, -1)
         return self.hidden_states(bundle, tokens, positions, layout.to(device), pictures=pictures).flatten(0, 1)
+
+    def token_step(self, bundle: Bundle) -> TokenStep:
+        """`read_tokens` of one token of each row, while weights and adapters stay as they are: made once a rollout."""
+        return lambda tokens, positions, layout: self.read_tokens(bundle, tokens, positions, layout)
 
     @final
     def packed_positions(self, bundle: Bundle, prompts: PromptTokens, layout: PackedLayout) -> torch.Tensor:

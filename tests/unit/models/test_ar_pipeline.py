@@ -10,8 +10,8 @@ import torch
 from tests.tiny_language import PROMPTS, SMALL, OtherLM, prompts_of, questions_of, request, stage_of
 from tests.tiny_language_policy import text
 from unirl.models.ar_pipeline import ARPipeline
-from unirl.models.base import Bundle
-from unirl.models.language.attention import Layout
+from unirl.models.base import Bundle, TokenStep
+from unirl.models.language.attention import DecodeLayout, Layout
 from unirl.types.media import Media
 from unirl.types.sampling import ARSamplingParams
 
@@ -35,6 +35,15 @@ class Counting(OtherLM):
     ) -> torch.Tensor:
         self.read.append(tokens.numel())
         return OtherLM.hidden_states(self, bundle, tokens, positions, layout, pictures=pictures)
+
+    def token_step(self, bundle: Bundle) -> TokenStep:
+        step = OtherLM.token_step(self, bundle)
+
+        def counted(tokens: torch.Tensor, positions: torch.Tensor, layout: DecodeLayout) -> torch.Tensor:
+            self.read.append(len(tokens))
+            return step(tokens, positions, layout)
+
+        return counted
 
 
 def test_the_frontier_is_filled_with_texts_tokens_prompts_and_the_version() -> None:

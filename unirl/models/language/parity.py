@@ -79,10 +79,10 @@ class _Trial:
         cache = layout.key_values(parents, room=max(_RESPONSES))
         filler = float(self.responses[0][0])
         filled = torch.nn.utils.rnn.pad_sequence(list(self.responses), batch_first=True, padding_value=filler)
-        logits = []
+        logits, read = [], self.family.token_step(self.bundle)
         for step, latest in enumerate(filled.mT):
             places = (following[parents] + step)[:, None].expand(-1, positions.shape[-1])
-            hidden = self.family.read_tokens(self.bundle, latest, places, DecodeLayout(cache, step))
+            hidden = read(latest, places, DecodeLayout(cache, step))
             logits.append(self.family.logits(self.bundle, hidden))
         real = torch.arange(max(_RESPONSES)) < torch.tensor(_RESPONSES)[:, None]
         return torch.stack(logits, dim=1)[real.to(self.bundle.device)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from unirl.models.base import Bundle, LanguageFamily
+from unirl.models.base import Bundle, LanguageFamily, TokenStep
 from unirl.models.language import decode, split
-from unirl.models.language.attention import DecodeLayout, Layout, install
+from unirl.models.language.attention import Layout, install
 from unirl.models.language.parity import refuse_other_forwards, trial_tokens
 from unirl.types.condition import PromptTokens
 
@@ -59,11 +59,16 @@ class TransformersLM(LanguageFamily):
         pictures: list[dict[str, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         model: Any = bundle.transformer
-        if isinstance(layout, DecodeLayout) and decode.knows(model.base_model):
-            return decode.hidden_states(model.base_model, tokens, positions[..., 0], layout)
         return model.base_model(
             input_ids=tokens, position_ids=positions[..., 0], use_cache=False, layout=layout
         ).last_hidden_state
+
+    def token_step(self, bundle: Bundle) -> TokenStep:
+        model: Any = bundle.transformer
+        if not decode.knows(model.base_model):
+            return super().token_step(bundle)
+        read, device = decode.Decoder(model.base_model), bundle.device
+        return lambda tokens, positions, layout: read(tokens.to(device), positions[:, 0].to(device), layout)
 
     def logits(self, bundle: Bundle, hidden: torch.Tensor) -> torch.Tensor:
         model: Any = bundle.transformer

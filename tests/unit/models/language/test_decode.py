@@ -58,7 +58,7 @@ def by_library(bundle: Bundle, cache: KeyValues) -> torch.Tensor:
 
 def by_hand(bundle: Bundle, cache: KeyValues) -> torch.Tensor:
     model: Any = bundle.transformer.base_model
-    return decode.hidden_states(model, TOKENS, cache.lengths[:, None], DecodeLayout(cache, 0))
+    return decode.Decoder(model)(TOKENS[:, 0], cache.lengths, DecodeLayout(cache, 0))[:, None]
 
 
 @torch.no_grad()
@@ -116,6 +116,22 @@ def test_adapters_take_part() -> None:
     after = by_hand(bundle, cached(bundle))
     assert (after - before).abs().max() > 0.1
     torch.testing.assert_close(after, by_library(bundle, cached(bundle)), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["self_attn.v_proj", "mlp.down_proj"])
+def test_what_hangs_on_a_linear_layer_takes_part(name: str) -> None:
+    """As tensor parallel does: what such a layer is given, or gives, goes through a hook."""
+    bundle = OtherLM(kind="qwen3").load(CPU, torch.float32)
+    model: Any = bundle.transformer.base_model
+    before = by_hand(bundle, cached(bundle))
+    layer = model.layers[1].get_submodule(name)
+    for register in (layer.register_forward_pre_hook, layer.register_forward_hook):
+        hook = register(lambda module, given, *made: made[0] * 3 if made else (given[0] * 2,))
+        after = by_hand(bundle, cached(bundle))
+        assert (after - before).abs().max() > 0.1
+        torch.testing.assert_close(after, by_library(bundle, cached(bundle)), rtol=1e-5, atol=1e-5)
+        hook.remove()
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in KNOWN])
