@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib.util
 import re
 import weakref
 from collections.abc import Iterator
@@ -179,6 +180,19 @@ def test_an_unknown_transport_or_one_without_ranks_is_refused() -> None:
         Placement(launcher="ray", transport="tcp")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"placement\.transport=direct needs placement\.launcher=ray"):
         Placement(transport="direct")
+
+
+@pytest.mark.parametrize(
+    ("transport", "package", "extra"),
+    [("direct", "nixl", "direct"), ("transfer_queue", "transfer_queue", "transfer-queue")],
+)
+def test_a_transport_that_is_not_installed_is_refused(
+    transport: Any, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(ValueError, match=rf"{transport}, which needs {package}: pip install unirl\[{extra}\]"):
+        Placement(launcher="ray", transport=transport)
 
 
 def test_the_readme_runs() -> None:

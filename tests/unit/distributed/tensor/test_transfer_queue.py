@@ -22,12 +22,12 @@ from unirl.types.sample import Sample
 
 pytestmark = pytest.mark.slow
 
-PLACEMENT = Placement(launcher="ray", device="cpu", devices=2, deadline=120, transport="transfer_queue")
 
-
-@pytest.fixture(autouse=True)
-def running(ray: None) -> None:
+@pytest.fixture
+def placement(ray: None) -> Placement:
+    """In a cluster with a TransferQueue."""
     start_transfer_queue()
+    return Placement(launcher="ray", device="cpu", devices=2, deadline=120, transport="transfer_queue")
 
 
 def partition_of(sample: Sample) -> str:
@@ -57,8 +57,8 @@ def settles(partition: str, keys: int) -> bool:
     return queued(partition) == keys
 
 
-def test_rows_are_in_the_queue_as_long_as_somebody_refers_to_them() -> None:
-    with PLACEMENT.slab("queueing") as slab:
+def test_rows_are_in_the_queue_as_long_as_somebody_refers_to_them(placement: Placement) -> None:
+    with placement.slab("queueing") as slab:
         studio = slab.spawn(Studio)
         for _ in range(5):
             drawn = studio.draw(request(3))
@@ -69,8 +69,8 @@ def test_rows_are_in_the_queue_as_long_as_somebody_refers_to_them() -> None:
         assert settles(own, 0)
 
 
-def test_what_a_killed_rank_has_put_goes_with_its_slab() -> None:
-    with dataclasses.replace(PLACEMENT, devices=1).slab("killed") as slab:
+def test_what_a_killed_rank_has_put_goes_with_its_slab(placement: Placement) -> None:
+    with dataclasses.replace(placement, devices=1).slab("killed") as slab:
         mortal = slab.spawn(Mortal)
         drawn = mortal.draw(request(2))
         own = partition_of(drawn)
