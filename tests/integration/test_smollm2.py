@@ -93,6 +93,5 @@ def test_right_answers_to_questions_never_trained_on_become_far_more_frequent(
     before, after = evaluations[0], evaluations[-1]
     # A success is a text that is the right word and nothing else.
     assert before["eval/pass@1"] < 0.05
-    # Between seeds, or with other rounding, thirty steps end anywhere from 0 to 0.69: docs/language.md.
-    assert after["eval/pass@1"] > 0.25
+    assert after["eval/pass@1"] > 0.4
     assert after["eval/reward"] - before["eval/reward"] > 0.9
