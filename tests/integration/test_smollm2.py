@@ -78,20 +78,13 @@ def test_greedy_answers_are_those_of_transformers_token_by_token_and_name_paris(
         assert tokens.tolist() == written.tolist()
 
 
-@pytest.fixture(scope="module")
-def evaluations(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Lines with an evaluation of the recipe's run on one seed."""
-    root = tmp_path_factory.mktemp("smollm2")
-    command = [sys.executable, "-m", "unirl.cli", "train", "ar/smollm2_words", f"run.output={root}", "run.seed=1"]
-    subprocess.run(command, check=True, timeout=1700, stderr=subprocess.DEVNULL)
-    return [line for line in read(root / "smollm2_words" / "metrics.jsonl") if "eval/reward" in line]
-
-
-def test_right_answers_to_questions_never_trained_on_become_far_more_frequent(
-    evaluations: list[dict[str, Any]],
-) -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_most_questions_never_trained_on_are_answered_right_and_in_one_word(seed: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unirl.cli", "train", "ar/smollm2_words", f"run.output={tmp_path}"]
+    subprocess.run([*command, f"run.seed={seed}"], check=True, timeout=1700, stderr=subprocess.DEVNULL)
+    evaluations = [line for line in read(tmp_path / "smollm2_words" / "metrics.jsonl") if "eval/reward" in line]
     before, after = evaluations[0], evaluations[-1]
     # A success is a text that is the right word and nothing else.
     assert before["eval/pass@1"] < 0.05
-    assert after["eval/pass@1"] > 0.4
-    assert after["eval/reward"] - before["eval/reward"] > 0.9
+    assert after["eval/pass@1"] > 0.6
+    assert after["eval/reward"] - before["eval/reward"] > 1.1
