@@ -98,6 +98,20 @@ class AlgorithmOutput:
     maxima: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
+def beside_rollout(
+    output: AlgorithmOutput, context: Context[Any], log_probs: torch.Tensor, recorded: torch.Tensor
+) -> AlgorithmOutput:
+    """`output`, and at unchanged weights how far `log_probs` are from those that the rollout recorded, for each term.
+
+    The ratio does not tell: to a pi_old that was replayed it is 1 even where rollout and replay disagree.
+    """
+    if not context.unchanged:
+        return output
+    gap = (log_probs.detach() - recorded).abs()
+    means = {**output.means, "train/rollout_gap": gap}
+    return dataclasses.replace(output, means=means, maxima={**output.maxima, "train/rollout_gap_max": gap})
+
+
 class Algorithm(ABC, Generic[Stage]):
     """An estimator of a stage's gradient. A subclass is a frozen dataclass of its settings."""
 

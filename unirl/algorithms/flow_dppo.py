@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from unirl.algorithms.base import AlgorithmOutput, Needs
+from unirl.algorithms.base import AlgorithmOutput, Needs, beside_rollout
 from unirl.algorithms.diffusion_base import Anchors, DiffusionAlgorithm, DiffusionContext
 from unirl.algorithms.losses import bounded_ratio, divergence_masked_surrogate, step_kl
 from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
@@ -44,8 +44,9 @@ class FlowDPPO(DiffusionAlgorithm):
         ratio = bounded_ratio(replay.log_probs, old.log_probs)
         kl = step_kl(replay.means.detach(), old.means, replay.stds, replay.weights)
         losses, dropped = divergence_masked_surrogate(ratio, advantages_of(part, len(steps)), kl, self.kl_threshold)
-        return AlgorithmOutput(
+        output = AlgorithmOutput(
             losses,
             means={"train/clip_fraction": dropped.float(), "train/old_kl": kl},
             maxima={"train/ratio_deviation": (ratio.detach() - 1).abs()},
         )
+        return beside_rollout(output, context, replay.log_probs, trajectory(part).log_probs[:, columns])

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Needs, Progress
+from unirl.algorithms.base import AlgorithmOutput, Needs, Progress, beside_rollout
 from unirl.algorithms.diffusion_base import Anchors, DiffusionAlgorithm, DiffusionContext
 from unirl.algorithms.losses import bounded_ratio, clipped_away, clipped_surrogate, step_kl
 from unirl.algorithms.trajectory_policy import advantages_of, old_policy, or_itself, trajectory
@@ -72,7 +72,8 @@ class FlowGRPO(DiffusionAlgorithm):
             kl = self._kl(replay, reference)
             losses = losses + self.kl_coef * kl
             means["train/kl"] = kl.detach()
-        return AlgorithmOutput(losses, means, maxima={"train/ratio_deviation": (ratio.detach() - 1).abs()})
+        output = AlgorithmOutput(losses, means, maxima={"train/ratio_deviation": (ratio.detach() - 1).abs()})
+        return beside_rollout(output, context, replay.log_probs, trajectory(part).log_probs[:, columns])
 
     def _reference(self, context: DiffusionContext, part: Part, steps: torch.Tensor) -> Replay | None:
         if self.kl_coef == 0:

@@ -1,7 +1,7 @@
 """GRPO (arXiv 2402.03300): PPO's clipped surrogate on every token, with advantages relative to the group.
 
-Dr.GRPO is this with `advantage.scale: none` and a constant horizon, DAPO this with a wider upper clip, token-mean and
-dynamic sampling: both are recipes.
+Upper clip and token mean are DAPO's; the paper has `clip_high: 0.2` and `aggregation: seq-mean-token-mean`. Dr.GRPO is
+this with `advantage.scale: none` and a constant horizon, DAPO with dynamic sampling: both are recipes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Literal, final
 
 import torch
 
-from unirl.algorithms.base import AlgorithmOutput, Needs
+from unirl.algorithms.base import AlgorithmOutput, Needs, beside_rollout
 from unirl.algorithms.losses import bounded_ratio
 from unirl.algorithms.token_base import ARContext, TokenAlgorithm, TokenAnchors, responses
 from unirl.algorithms.token_losses import (
@@ -103,7 +103,8 @@ class PolicyLoss:
 class TokenPolicy(TokenAlgorithm):
     """A policy loss per token, `+ kl_coef KL(pi, pi_ref)`.
 
-    kl_coef, kl: weight and estimator of the KL to the initial policy; 0 asks for no reference
+    kl_coef, kl: weight and estimator of the KL to the initial policy; 0 asks for no reference. See `kl_estimate`: as
+                 a loss k1 pulls nowhere
     anchor:      pi_old as recorded in the rollout, or replayed before the first update
     correction:  of samples that another engine drew; None takes its log-probs for those of pi_old
     """
@@ -159,7 +160,7 @@ class TokenPolicy(TokenAlgorithm):
             kl = kl_estimate(replay.log_probs, reference, self.kl)
             losses = losses + self.kl_coef * kl
             means["train/kl"] = kl.detach()
-        return AlgorithmOutput(losses, means, maxima)
+        return beside_rollout(AlgorithmOutput(losses, means, maxima), context, replay.log_probs, segment.log_probs)
 
     def _reference(self, context: ARContext, part: Part) -> torch.Tensor | None:
         if self.kl_coef == 0:

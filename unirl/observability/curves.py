@@ -86,7 +86,8 @@ def small_cards(history: History, evaluation: Evaluation) -> list[Card]:
     # eval/reward is the trained scorer times its weight where it is not among the trained ones.
     shown |= {*history.names(SECONDS), f"{EVAL}reward"}
     # A count that stayed zero is told in the health table; it needs no flat line.
-    counts = {"reward/invalid", "train/skipped", "train/first_ratio_deviation"}
+    gaps = {"train/first_ratio_deviation", "train/rollout_gap", "train/rollout_gap_max"}
+    counts = {"reward/invalid", "train/skipped", *gaps}
     shown |= {name for name in counts if not any(value for _, value in history.series(name))}
     return cards + [_single(history, name, name, "") for name in history.names() if name not in shown]
 

@@ -79,6 +79,12 @@ class ARConfig(RLConfig):
                     "with advantage.scope=global groups of equal rewards teach as well: leave responses.max_draws at "
                     f"0, got {self.responses.max_draws}"
                 )
+            if self.responses.max_draws and advantage.combine == "per_component":
+                raise ValueError(
+                    "responses.max_draws judges groups by the reward, and with advantage.combine=per_component groups "
+                    "of equal rewards teach as well: set combine=weighted_sum, or leave max_draws at 0, got "
+                    f"{self.responses.max_draws}"
+                )
             if self.responses.overlong is not None and advantage.combine == "per_component":
                 raise ValueError(
                     "responses.overlong is added to the reward, which advantage.combine=per_component does not look "

@@ -85,8 +85,12 @@ class EvalConfig(ABC):
         held_out = {name: WeightedScorer(scorer, required=False) for name, scorer in self.scorers.items()}
         return dataclasses.replace(reward, scorers={**rewards, **held_out})
 
+    def figures(self, reward: RewardConfig) -> list[str]:
+        """Figures of this evaluation, but for those of the measures."""
+        return [f"{EVAL}{name}" for name in (TOTAL, *self.judges(reward).scorers)]
+
     def _check_best(self, reward: RewardConfig, run: RunConfig) -> None:
-        figures = [f"{EVAL}{name}" for name in (TOTAL, *self.judges(reward).scorers)]
+        figures = self.figures(reward)
         measured = tuple(f"{EVAL}{name}/" for name in self.measures)
         if run.best_metric not in figures and not run.best_metric.startswith(measured):
             known = nearest(run.best_metric, [*figures, *(f"{prefix}..." for prefix in measured)])

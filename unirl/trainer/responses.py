@@ -28,10 +28,10 @@ class Overlong:
         if self.buffer < 1 or not self.weight > 0:
             raise ValueError(f"buffer must be at least 1 and weight positive, got {self.buffer} and {self.weight}")
 
-    def penalised(self, part: Part, max_new_tokens: int) -> Part:
-        """`part` with the penalty in its rewards; a row without a reward stays without."""
+    def penalised(self, part: Part, max_new_tokens: int, rows: torch.Tensor) -> Part:
+        """`part` with the penalty in the rewards of `rows`, `(N,)` bool; a row without a reward stays without."""
         assert part.rewards is not None, "rewards come before the penalty"
-        penalty = overlong_penalty(responses(part).lengths, max_new_tokens, self.buffer)
+        penalty = overlong_penalty(responses(part).lengths, max_new_tokens, self.buffer) * rows
         return dataclasses.replace(
             part,
             rewards=part.rewards + self.weight * penalty,
@@ -46,7 +46,8 @@ class ResponseConfig:
     max_draws:      dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal teaches nothing, so another
                     prompt is drawn in its place, in at most this many extra draws a step. Where places are then still
                     open such groups keep them, with advantages of 0: a step has as many rows as any other
-    overlong:       a soft penalty of long responses, added to the reward after groups were judged by it
+    overlong:       a soft penalty of long responses, added to the reward after groups were judged by it; not in the
+                    groups that keep open places, which would then teach length alone
     mask_truncated: responses that max_new_tokens cut off count in the baseline of their group and are not trained
     """
 
@@ -103,7 +104,8 @@ class ResponseConfig:
     def shaped(self, part: Part, sampling: ARSamplingParams) -> Part:
         """A gathered Part as it is trained on."""
         if self.overlong is not None:
-            part = self.overlong.penalised(part, sampling.max_new_tokens)
+            judged = _teaching(part) if self.max_draws else torch.ones(len(part), dtype=torch.bool)
+            part = self.overlong.penalised(part, sampling.max_new_tokens, judged)
         if self.mask_truncated:
             segment = responses(part)
             whole = per_token(~segment.truncated, segment.lengths, len(segment.tokens))
@@ -123,8 +125,13 @@ def response_metrics(part: Part) -> Metrics:
 
 def _by_spread(part: Part) -> tuple[Part, Part, int]:
     """The groups of a scored part with different finite rewards, the others, and how many the former are."""
+    rows = _teaching(part)
+    teaching, equal = part.select(rows.nonzero().flatten()), part.select((~rows).nonzero().flatten())
+    return teaching, equal, len(set(teaching.groups("group")))
+
+
+def _teaching(part: Part) -> torch.Tensor:
+    """`(N,)` bool: the rows of groups with different finite rewards."""
     assert part.rewards is not None, "rewards come before groups are judged by them"
     numbers = group_numbers(part.groups("group"))
-    differ = spread_of(part.rewards, numbers).differ
-    taught = differ[numbers]
-    return part.select(taught.nonzero().flatten()), part.select((~taught).nonzero().flatten()), int(differ.sum())
+    return spread_of(part.rewards, numbers).differ[numbers]

@@ -8,6 +8,7 @@ import math
 import torch
 
 from unirl.observability.judges import EVAL, PASS_AT
+from unirl.reward.service import RewardConfig
 from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.types.reward import Scores
 from unirl.types.sampling import ARSamplingParams, SamplingParams
@@ -39,6 +40,9 @@ class TextEvalConfig(EvalConfig):
     def sampled(self, sampling: SamplingParams) -> SamplingParams:
         assert isinstance(sampling, ARSamplingParams)
         return sampling if self.temperature is None else dataclasses.replace(sampling, temperature=self.temperature)
+
+    def figures(self, reward: RewardConfig) -> list[str]:
+        return [*super().figures(reward), *(f"{EVAL}{PASS_AT}{k}" for k in self.pass_at)]
 
     def passed(self, evaluation: Evaluation, scores: Scores) -> Evaluation:
         """`evaluation` with its pass@k; a sample without a reward has failed."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 Scale = Literal["group_std", "global_std", "none"]
-_WHITE = 1e-8  # added to the standard deviation
+_WHITE = 1e-8  # added to the variance: without differences but rounding, whitening must not make some
 
 
 def group_relative(rewards: torch.Tensor, groups: Sequence[str], *, scale: Scale, eps: float = 1e-6) -> torch.Tensor:
@@ -126,5 +126,5 @@ def packed_gae(
     advantages, returns = gae(terminal, padded_values, trained, gamma=gamma, lam=lam)
     if whiten and trained.any():
         kept = advantages[trained]
-        advantages = torch.where(trained, (advantages - kept.mean()) / (kept.std(correction=0) + _WHITE), 0)
+        advantages = torch.where(trained, (advantages - kept.mean()) / (kept.var(correction=0) + _WHITE).sqrt(), 0)
     return advantages[written].float(), returns[written].float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -103,6 +103,25 @@ def test_at_unchanged_weights_the_ratio_is_exactly_1_in_the_first_update_and_onl
     report = train_text(backend, algorithm, given, num_updates_per_batch=2, micro_batch_size=1)
     assert report["train/first_ratio_deviation"].value == 0
     assert report["train/ratio_deviation"].value > 1e-4
+
+
+@pytest.mark.parametrize("anchor", ["rollout", "replay"])
+def test_what_the_rollout_recorded_is_compared_with_the_replay_whatever_pi_old_is(
+    backend: FSDPBackend, part: Part, anchor: Literal["rollout", "replay"]
+) -> None:
+    """Half a nat is missing in what was recorded of each token; of samples of other weights nothing is said."""
+    algorithm = GRPO(anchor=anchor)
+    with undone(backend):
+        report = train_text(backend, algorithm, part, num_updates_per_batch=2)
+    assert report["train/rollout_gap_max"].value < 1e-5
+    shifted = with_text(part, log_probs=text(part).log_probs - 0.5)
+    with undone(backend):
+        report = train_text(backend, algorithm, shifted, num_updates_per_batch=2)
+    assert report["train/rollout_gap"].value == pytest.approx(0.5, abs=1e-5)
+    assert report["train/rollout_gap_max"].value == pytest.approx(0.5, abs=1e-5)
+    older = dataclasses.replace(shifted, version=torch.full((len(part),), -1))
+    with undone(backend):
+        assert "train/rollout_gap" not in train_text(backend, algorithm, older)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

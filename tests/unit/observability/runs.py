@@ -56,6 +56,8 @@ def _training(step: int) -> dict[str, float]:
         "train/kl": 0.001 * step,
         "train/ratio_deviation": 0.1,
         "train/first_ratio_deviation": 0.0,
+        "train/rollout_gap": 0.0,
+        "train/rollout_gap_max": 0.0,
         "train/clip_fraction": 0.375,
         "train/grad_norm": 0.6,
         "train/lr": 1e-3,

@@ -119,6 +119,14 @@ def test_extra_draws_have_prompts_and_ids_of_their_own() -> None:
         (
             GRPO(),
             {"responses": DAPO, "advantage": AdvantageConfig(combine="per_component")},
+            "set combine=weighted_sum, or leave max_draws at 0, got 3",
+        ),
+        (
+            GRPO(),
+            {
+                "responses": ResponseConfig(overlong=Overlong(buffer=4)),
+                "advantage": AdvantageConfig(combine="per_component"),
+            },
             "set combine=weighted_sum, or leave overlong out",
         ),
         (GRPO(), {"reward": RewardConfig({"overlong": WeightedScorer(Nines())})}, r"scorers named \['overlong'\]"),

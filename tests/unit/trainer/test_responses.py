@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -103,6 +104,21 @@ def test_the_overlong_penalty_enters_the_reward_with_its_weight_and_is_a_compone
         assert math.isnan(part.rewards[1])
         assert part.reward_components["overlong"].tolist() == [penalty] * 2
         assert part.reward_components["judge"][0] == 1
+
+
+def test_groups_of_equal_rewards_that_keep_open_places_teach_nothing_by_their_lengths_either() -> None:
+    """The second group keeps a place, and its responses cost the penalty that the first one's enter with."""
+    config = ResponseConfig(max_draws=1, overlong=Overlong(buffer=4))
+    lengths = [6, 4, 8, 4]
+    given = dataclasses.replace(groups([[1, 0], [0, 0]]), segment=responses_of(lengths))
+    part = config.shaped(given, SAMPLING).compute_advantages(scale="none")
+    assert part.rewards is not None
+    assert part.advantages is not None
+    assert part.rewards.tolist() == [0.5, 0, 0, 0]
+    assert part.advantages.tolist() == [0.25, -0.25, 0, 0]
+    plain = ResponseConfig(overlong=Overlong(buffer=4)).shaped(given, SAMPLING)
+    assert plain.rewards is not None
+    assert plain.rewards.tolist() == [0.5, 0, -1, 0], "without dynamic sampling every group is shaped"
 
 
 def test_responses_that_were_cut_off_are_not_trained_and_keep_their_rewards() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from unirl.data.prompts import ListedPrompts
+from unirl.reward.scorers.length import Length
+from unirl.reward.service import RewardConfig, WeightedScorer
 from unirl.trainer.evaluation import Evaluation
 from unirl.trainer.text_evaluation import TextEvalConfig, pass_at_k
 from unirl.types.media import Media
@@ -43,6 +45,12 @@ def test_the_figures_are_means_over_prompts_and_a_sample_without_a_reward_has_fa
     assert metrics == pytest.approx(
         {"eval/reward": 0.3, "eval/pass@1": 0.25, "eval/pass@2": 5 / 12, "eval/pass@4": 0.5}
     )
+
+
+def test_its_figures_are_those_that_the_best_checkpoint_may_be_chosen_by() -> None:
+    reward = RewardConfig({"length": WeightedScorer(Length(least=1))})
+    config = TextEvalConfig(PROMPTS, samples_per_prompt=4, pass_at=(1, 4))
+    assert config.figures(reward) == ["eval/reward", "eval/length", "eval/pass@1", "eval/pass@4"]
 
 
 def test_the_temperature_of_an_evaluation_is_that_of_training_or_its_own_and_nothing_else_changes() -> None:

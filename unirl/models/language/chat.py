@@ -82,8 +82,8 @@ def rendered(render: Render, messages: Conversation, turns: Turns) -> Rendered:
             if not closed.startswith(opening) or not whole.startswith(closed):
                 raise RewrittenTurnsError(
                     f"the chat template renders turn {number + 1} differently by itself and in the whole conversation "
-                    "(some strip the reasoning of earlier turns): train the last turn only (data.turns=last), or take "
-                    "a template that marks the assistant's tokens with {% generation %}"
+                    "(some strip the reasoning of earlier turns): train the last turn only (data.limit.turns=last), or "
+                    "take a template that marks the assistant's tokens with {% generation %}"
                 )
             _refuse_loss(messages[number], closed[len(opening) :])
             spans.append((len(opening), len(closed)))

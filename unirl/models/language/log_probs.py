@@ -100,7 +100,8 @@ class _Chunk:
     def _entropy(self, probs: torch.Tensor, logits: torch.Tensor, normaliser: torch.Tensor) -> torch.Tensor:
         if self.support is not None:
             logits = logits.clamp(min=torch.finfo(logits.dtype).min)  # outside, 0 times -inf is 0
-        return normaliser - torch.linalg.vecdot(probs, logits)
+        with torch.autocast(probs.device.type, enabled=False):  # it would round the logits, and the bound above to -inf
+            return normaliser - torch.linalg.vecdot(probs, logits)
 
 
 def _restricted(logits: torch.Tensor, support: Support) -> torch.Tensor:

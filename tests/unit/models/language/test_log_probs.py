@@ -96,6 +96,29 @@ def test_numbers() -> None:
     assert scored(torch.zeros(4), 1, 1.0, one) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained head", "frozen head"])
+@pytest.mark.parametrize("restricted", [False, True])
+def test_under_autocast_only_the_logits_are_rounded_and_the_entropy_is_theirs(restricted: bool, frozen: bool) -> None:
+    """Peaked logits: 16 bits of them, multiplied with probabilities, would be off by more than the entropy."""
+    hidden, head, targets = inputs()
+    head.requires_grad_(not frozen)
+    support, kept = supports(targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = (3 * hidden @ head.T).float().detach()
+        _, found = token_log_probs(
+            hidden,
+            lambda rows: 3 * rows @ head.T,
+            targets,
+            temperature=1.0,
+            vocabulary=VOCABULARY,
+            support=support if restricted else None,
+        )
+    if restricted:
+        logits = logits.masked_fill(~kept, -torch.inf)
+    expected = torch.distributions.Categorical(logits=logits.double()).entropy().float()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=5e-5)
+
+
 @pytest.mark.parametrize("graph", [True, False])
 def test_no_token_at_all_gives_nothing(graph: bool) -> None:
     """A micro-batch whose tokens are all masked."""
