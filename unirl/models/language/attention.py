@@ -134,6 +134,7 @@ class PackedLayout(Layout):
             prompt_places=_real(prompts).flatten().nonzero()[:, 0],
             response_places=_real(responses).flatten().nonzero()[:, 0],
         )
+        self.windows: set[int | None] = set()  # that the layers of a forward asked for
         self._masks: dict[tuple[str, int | None], torch.Tensor] = {}
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
@@ -168,6 +169,7 @@ class PackedLayout(Layout):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
+        self.windows.add(window)
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, heads, D)
         if self._kept is not None:
             self._kept.append((keys, values))

@@ -11,6 +11,7 @@ import torch
 
 from unirl.models.base import Bundle, LanguageFamily
 from unirl.models.language.attention import DecodeLayout, PackedLayout
+from unirl.models.language.config_facts import refuse_unshown
 from unirl.types.condition import PromptTokens
 
 # Of the norm of the logits. Rounding stays far below, a soft cap or a sink that is left out far above.
@@ -43,7 +44,12 @@ def refuse_other_forwards(
             expected.append(own(row, parent)[0, -len(response) :].float())
         install()
         trial = _Trial(family, bundle, prompts, responses)
-        ways = {"run packed": trial.packed(), "decode": trial.decoded()}
+        try:
+            packed, windows = trial.packed()
+            ways = {"run packed": packed, "decode": trial.decoded()}
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+            # Whatever a forward that was written for other attention functions does with this one.
+            raise ValueError(f"{type(model).__name__} does not take packed attention ({error})") from error
     wanted = torch.cat(expected)
     for way, logits in ways.items():
         difference = float((logits.float() - wanted).norm() / wanted.norm())
@@ -53,6 +59,7 @@ def refuse_other_forwards(
                 f"{difference:.1e} of their norm. Models whose attention has more than a causal mask and a window "
                 "(soft caps, sinks, linear attention) or that change their logits after the head are not supported"
             )
+    refuse_unshown(model.config.get_text_config(), windows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +71,12 @@ class _Trial:
     prompts: PromptTokens
     responses: tuple[torch.Tensor, ...]
 
-    def packed(self) -> torch.Tensor:
-        """Logits after each token of the responses, in one forward: as in replay."""
+    def packed(self) -> tuple[torch.Tensor, set[int | None]]:
+        """Logits after each token of the responses, in one forward: as in replay; and the windows it asked for."""
         layout = PackedLayout(self.prompts.lengths, torch.tensor(_RESPONSES), torch.tensor(_PARENTS))
         positions = self.family.packed_positions(self.bundle, self.prompts, layout)
         hidden = self._read(torch.cat([self.prompts.tokens, *self.responses]), positions, layout)
-        return self.family.logits(self.bundle, hidden[-sum(_RESPONSES) :])
+        return self.family.logits(self.bundle, hidden[-sum(_RESPONSES) :]), layout.windows
 
     def decoded(self) -> torch.Tensor:
         """The same, a token of each response at a time: as in a rollout."""

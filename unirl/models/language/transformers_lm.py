@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from unirl.models.base import Bundle, LanguageFamily, TokenStep
 from unirl.models.language import decode, split
 from unirl.models.language.attention import Layout, install
+from unirl.models.language.config_facts import context_length
 from unirl.models.language.parity import refuse_other_forwards, trial_tokens
 from unirl.types.condition import PromptTokens
 
@@ -84,7 +86,7 @@ class TransformersLM(LanguageFamily):
 
     def context_length(self, bundle: Bundle) -> int:
         model: Any = bundle.transformer
-        return model.config.get_text_config().max_position_embeddings
+        return context_length(model.config.get_text_config())
 
     def end_tokens(self, bundle: Bundle) -> tuple[int, ...]:
         model: Any = bundle.transformer
@@ -96,13 +98,16 @@ class TransformersLM(LanguageFamily):
         return bundle.processors["tokenizer"].decode(tokens, skip_special_tokens=True)
 
     def recompute_blocks(self, bundle: Bundle) -> None:
+        from torch.utils.checkpoint import checkpoint
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         model: Any = bundle.transformer
-        model.activation_checkpointing_enable({"use_reentrant": False})
-        for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                layer.training = True  # of the layer alone: the library recomputes in training mode only
+        layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        if not layers:
+            raise ValueError(f"{type(model).__name__} has no blocks to recompute: set gradient_checkpointing=false")
+        # The library's own way works in training mode only, in which some of these layers drop out.
+        for layer in layers:
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
     def save(self, bundle: Bundle, folder: Path) -> None:
         model: Any = bundle.transformer

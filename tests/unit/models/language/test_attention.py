@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from tests.tiny_language import CPU, OtherLM, plain, row_by_row, rows_of, stage_of, written
 from tests.tiny_language import request as asked
-from tests.tiny_language_policy import language_policy
+from tests.tiny_language_policy import language_policy, text
 from unirl.models.ar_stage import ARStage
 from unirl.models.language.attention import PackedLayout
 from unirl.train.lora import LoRA
@@ -174,6 +173,15 @@ def test_recomputed_blocks_give_the_same_gradient_bit_for_bit(model: str, settin
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
+def test_layers_that_drop_out_in_training_mode_do_not_where_blocks_are_recomputed() -> None:
+    family = OtherLM(kind="opt", settings={"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.5})
+    stage = language_policy(family, gradient_checkpointing=True).stage
+    part = written(stage, asked())
+    exact = row_by_row(plain(stage.bundle), part)
+    torch.testing.assert_close(text(part).log_probs, exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stage.replay(part).log_probs, exact, rtol=1e-4, atol=1e-4)
+
+
 def test_recomputed_blocks_keep_less_for_the_backward() -> None:
     part = rows_of([[1, 2, 3] * 10], [[[4, 5, 6] * 10] * 4])
     sizes = {}
@@ -204,10 +212,76 @@ def test_a_model_whose_own_forward_does_more_is_refused_at_load(family: OtherLM)
         family.load(CPU, torch.float32)
 
 
-def test_in_bfloat16_a_right_model_passes_and_a_soft_cap_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["stablelm", "nemotron"])
+def test_a_model_whose_attention_does_not_take_a_layout_is_refused_at_load(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"ForCausalLM does not take packed attention"):
+        OtherLM(kind=kind).load(CPU, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cap", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_a_soft_cap_so_high_that_a_trial_would_not_show_it_is_refused(dtype: torch.dtype, cap: str) -> None:
+    free = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 8}
+    OtherLM(kind="gemma2", settings=free).load(CPU, dtype)
+    with pytest.raises(ValueError, match=rf"gemma2 caps its scores or logits \({{'{cap}': 10000.0}}\)"):
+        OtherLM(kind="gemma2", settings={**free, cap: 1e4}).load(CPU, dtype)
+
+
+EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        OtherLM(kind="phimoe", settings={**EXPERTS, "sliding_window": 100}),
+        OtherLM(
+            kind="qwen2_moe",
+            settings={
+                **EXPERTS,
+                "shared_expert_intermediate_size": 32,
+                "use_sliding_window": True,
+                "sliding_window": 100,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+        ),
+    ],
+    ids=lambda family: family.kind,
+)
+def test_a_window_that_a_model_has_in_its_mask_alone_is_refused_however_short_the_rows_of_the_trial(
+    family: OtherLM,
+) -> None:
+    with pytest.raises(ValueError, match="has a window of 100 tokens in its mask and does not tell its attention"):
+        family.load(CPU, torch.float32)
+
+
+def test_in_bfloat16_a_right_model_passes() -> None:
     for family in (OtherLM(), OtherLM(kind="qwen3"), MODELS["mistral, a window shorter than the rows"]):
         family.load(CPU, torch.bfloat16)
-    capped = OtherLM(kind="gemma2", settings={"final_logit_softcapping": 1.0, "query_pre_attn_scalar": 8})
-    with pytest.raises(ValueError, match="does not run packed"):
-        capped.load(CPU, torch.bfloat16)
-    assert dataclasses.is_dataclass(capped)
+
+
+# Rows that would depend on others
+
+LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0, 3.0, 4.0, 8.0],
+        "original_max_position_embeddings": 64,
+    }
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi3"])
+def test_rows_of_longrope_end_where_one_would_change_the_frequencies_of_all(kind: str) -> None:
+    own = {"original_max_position_embeddings": 64} if kind == "phi3" else {}
+    stage = stage_of(OtherLM(kind=kind, settings={**LONGROPE, **own}))
+    prompts = ("ab", "cd" * 20)
+    with pytest.raises(
+        ValueError, match=r"has 40 tokens: with sampling.max_new_tokens=25 more it does not fit .* of 64"
+    ):
+        written(stage, asked(prompts, max_new_tokens=25))
+    part = written(stage, asked(prompts, max_new_tokens=24))
+    exact = row_by_row(plain(stage.bundle), part)
+    torch.testing.assert_close(text(part).log_probs, exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stage.replay(part).log_probs, exact, rtol=1e-4, atol=1e-4)

@@ -100,7 +100,7 @@ def test_a_template_that_strips_earlier_reasoning_is_refused_unless_the_last_tur
     thinking = said(
         ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d")
     )
-    with pytest.raises(ValueError, match=r"renders turn 2 differently by itself.*data\.turns=last"):
+    with pytest.raises(ValueError, match=r"renders turn 2 differently by itself.*data\.limit\.turns=last"):
         family.conversation(bundle, thinking, "all")
     last = family.conversation(bundle, thinking, "last")
     assert learnt(bundle, last) == ["<think>y</think>d<|im_end|>"]
