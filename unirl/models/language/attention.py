@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 _NAME = "unirl_packed"
+_NEVER = 2**40  # a place behind every query
+_WORTH_A_GROUP = 2**20  # scores of a head: as long as it takes to start the operations of one more group
 
 
 class Layout(ABC):
@@ -92,22 +94,49 @@ class KeyValues:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Index:
-    """Where a packed row has its tokens, for padded rows as attention takes them.
+class _Group:
+    """N packed rows of similar length as attention takes them, padded to the longest: T queries that see S keys.
 
-    prompts, responses:             `(P, longest)`, `(N, longest)`: the column of each token, 0 in the padding
-    seen:                           `(N, ...)`: the columns that a response sees, its prompt's and its own
-    prompt_places, response_places: the real tokens among the flattened padded ones
+    queries, keys:             `(N, T)`, `(N, S)`: the column of each token, 0 in the padding
+    real:                      the tokens among the flattened padded queries
+    query_places, key_places:  `(N or 1, ...)`: where each stands in its row, padded keys behind all of it
+    causal:                    keys are the queries, so that no mask is needed to hide padding
     """
 
-    prompts: torch.Tensor
-    responses: torch.Tensor
-    seen: torch.Tensor
-    prompt_places: torch.Tensor
-    response_places: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
+    real: torch.Tensor
+    query_places: torch.Tensor
+    key_places: torch.Tensor
+    causal: bool
 
-    def to(self, device: torch.device) -> _Index:
-        return _Index(**{field.name: self.__dict__[field.name].to(device) for field in dataclasses.fields(self)})
+    @classmethod
+    def of_rows(cls, columns: torch.Tensor, lengths: torch.Tensor) -> _Group:
+        """Each row sees itself. columns: `(N, T or more)`; lengths: `(N,)`"""
+        columns = columns[:, : int(lengths.max())]
+        places = torch.arange(columns.shape[1])[None]
+        return cls(columns, columns, (places < lengths[:, None]).flatten().nonzero()[:, 0], places, places, causal=True)
+
+    @classmethod
+    def behind(cls, prompt: _Group, own: _Group, lengths: torch.Tensor) -> _Group:
+        """Each row of `own` behind its row of `prompt`, which has `lengths` `(N,)` tokens."""
+        before, after = prompt.query_places, lengths[:, None] + own.query_places
+        seen = torch.where(before < lengths[:, None], before, _NEVER)
+        keys = torch.cat([prompt.queries, own.queries], dim=1)
+        return cls(own.queries, keys, own.real, after, torch.cat([seen, after], dim=1), causal=False)
+
+    def mask(self, window: int | None) -> torch.Tensor | None:
+        """True where a query sees a key, `(N or 1, 1, T, S)`; None where it is the causal one."""
+        if self.causal and (window is None or window >= self.keys.shape[1]):
+            return None
+        queries, keys = self.query_places[:, :, None], self.key_places[:, None]
+        seen = keys <= queries if window is None else (keys <= queries) & (queries - keys < window)
+        return seen[:, None].to(self.keys.device)
+
+    def to(self, device: torch.device) -> _Group:
+        """What a forward indexes by on `device`."""
+        moved = {name: self.__dict__[name].to(device) for name in ("queries", "keys", "real")}
+        return dataclasses.replace(self, **moved)
 
 
 class PackedLayout(Layout):
@@ -125,17 +154,19 @@ class PackedLayout(Layout):
     def __init__(self, prompts: torch.Tensor, responses: torch.Tensor, parents: torch.Tensor) -> None:
         self.prompts, self.responses, self.parents = prompts, responses, parents
         # On the CPU: all figures of the layout are known before the forward, without waiting for a device.
-        prompt_columns = _columns(prompts, first=0)
-        response_columns = _columns(responses, first=int(prompts.sum()))
-        self._index = _Index(
-            prompts=prompt_columns,
-            responses=response_columns,
-            seen=torch.cat([prompt_columns[parents], response_columns], dim=1),
-            prompt_places=_real(prompts).flatten().nonzero()[:, 0],
-            response_places=_real(responses).flatten().nonzero()[:, 0],
-        )
+        self._columns = _columns(prompts, first=0)
+        columns = _columns(responses, first=int(prompts.sum()))
+        self._groups = [_Group.of_rows(self._columns[rows], prompts[rows]) for rows in _similar(prompts)]
+        for rows in _similar(prompts[parents] + responses):
+            asked, written = parents[rows], responses[rows]
+            if written.any():
+                prompt = _Group.of_rows(self._columns[asked], prompts[asked])
+                own = _Group.of_rows(columns[rows], written)
+                self._groups.append(_Group.behind(prompt, own, prompts[asked]))
+        attended = torch.cat([group.queries.flatten()[group.real] for group in self._groups])
+        self._order = None if bool((attended.diff() == 1).all()) else attended.argsort()
         self.windows: set[int | None] = set()  # that the layers of a forward asked for
-        self._masks: dict[tuple[str, int | None], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @property
@@ -156,7 +187,8 @@ class PackedLayout(Layout):
 
     def to(self, device: torch.device) -> PackedLayout:
         """This layout with what a forward indexes by on `device`."""
-        self._index = self._index.to(device)
+        self._groups = [group.to(device) for group in self._groups]
+        self._order = None if self._order is None else self._order.to(device)
         return self
 
     def attend(
@@ -173,25 +205,24 @@ class PackedLayout(Layout):
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, heads, D)
         if self._kept is not None:
             self._kept.append((keys, values))
-        columns = self._index.prompts
-        mask = None if window is None or window >= columns.shape[1] else self._mask("prompts", window)
-        output = _attend(_at(queries, columns), _at(keys, columns), _at(values, columns), mask, scale=scale)
-        outputs = [output.flatten(0, 1)[self._index.prompt_places]]
-        if self._index.responses.numel():
-            own, seen = self._index.responses, self._index.seen
-            mask = self._mask("responses", window)
-            output = _attend(_at(queries, own), _at(keys, seen), _at(values, seen), mask, scale=scale)
-            outputs.append(output.flatten(0, 1)[self._index.response_places])
-        return torch.cat(outputs).transpose(0, 1)[None]
+        outputs = []
+        for number, group in enumerate(self._groups):
+            mask, seen = self._mask(number, window), (_at(keys, group.keys), _at(values, group.keys))
+            output = _attend(_at(queries, group.queries), *seen, mask, scale=scale)
+            outputs.append(output.flatten(0, 1)[group.real])
+        packed = torch.cat(outputs)
+        if self._order is not None:
+            packed = packed.index_select(0, self._order)
+        return packed.transpose(0, 1)[None]
 
     def key_values(self, rows: torch.Tensor, room: int) -> KeyValues:
         """What the forward kept, for N rows that answer the prompts `rows` `(N,)` with room for so many tokens."""
         assert self._kept is not None, "a layout that was not told to keep has nothing to give"
-        longest = self._index.prompts.shape[1]
+        longest = self._columns.shape[1]
         # Prompts stand at the end of their columns: what is generated follows at once, in the same column in all rows.
         shift = (longest - self.prompts)[:, None]
         source = (torch.arange(longest) - shift).clamp(min=0)
-        columns = self._index.prompts.gather(1, source.to(self._index.prompts.device))[rows]
+        columns = self._columns.gather(1, source)[rows].to(self._kept[0][0].device)
 
         def roomy(states: torch.Tensor) -> torch.Tensor:
             full = states.new_empty(len(rows), states.shape[1], longest + room, states.shape[2])
@@ -202,24 +233,11 @@ class PackedLayout(Layout):
         values = [roomy(values) for _, values in self._kept]
         return KeyValues(keys, values, self.prompts[rows], start=longest)
 
-    def _mask(self, kind: str, window: int | None) -> torch.Tensor:
-        """True where a query sees a key, `(rows, 1, queries, keys)`; made once, for all layers of a kind."""
-        if (kind, window) not in self._masks:
-            prompt = torch.arange(self._index.prompts.shape[1])
-            if kind == "prompts":
-                queries, keys = prompt[None, :, None], prompt[None, None, :]
-                mask = keys <= queries
-            else:
-                own = torch.arange(self._index.responses.shape[1])
-                length = self.prompts[self.parents][:, None]
-                queries = (length + own)[:, :, None]
-                keys = torch.cat([prompt.expand(len(length), -1), length + own], dim=1)[:, None]
-                real = torch.cat([prompt < length, torch.ones(len(length), len(own), dtype=torch.bool)], dim=1)
-                mask = (keys <= queries) & real[:, None]
-            if window is not None:
-                mask = mask & (queries - keys < window)
-            self._masks[kind, window] = mask[:, None].to(self._index.prompts.device)
-        return self._masks[kind, window]
+    def _mask(self, number: int, window: int | None) -> torch.Tensor | None:
+        """Of a group; made once for all layers with such a window."""
+        if (number, window) not in self._masks:
+            self._masks[number, window] = self._groups[number].mask(window)
+        return self._masks[number, window]
 
 
 class DecodeLayout(Layout):
@@ -304,6 +322,19 @@ def _attend(
 def _at(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """`states[columns]`, whose backward is much faster as an index_select."""
     return states.index_select(0, columns.flatten()).unflatten(0, columns.shape)
+
+
+def _similar(lengths: torch.Tensor) -> list[torch.Tensor]:
+    """The rows in groups, a new one where the rows that follow in falling order are half as long and worth it."""
+    if len(lengths) == 0:
+        return []
+    order = lengths.argsort(descending=True, stable=True)
+    groups, longest = [0], int(lengths[order[0]])
+    for place, length in enumerate(lengths[order].tolist()):
+        if 2 * length <= longest and (len(order) - place) * longest**2 > _WORTH_A_GROUP:
+            groups.append(place)
+            longest = length
+    return [rows.sort().values for rows in order.tensor_split(groups[1:])]
 
 
 def _real(lengths: torch.Tensor) -> torch.Tensor:

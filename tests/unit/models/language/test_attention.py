@@ -11,7 +11,8 @@ from tests.tiny_language import CPU, OtherLM, plain, row_by_row, rows_of, stage_
 from tests.tiny_language import request as asked
 from tests.tiny_language_policy import language_policy, text
 from unirl.models.ar_stage import ARStage
-from unirl.models.language.attention import PackedLayout
+from unirl.models.language import attention as module
+from unirl.models.language.attention import PackedLayout, _similar
 from unirl.train.lora import LoRA
 from unirl.types.sample import Part
 from unirl.types.segment import TextSegment
@@ -192,6 +193,46 @@ def test_recomputed_blocks_keep_less_for_the_backward() -> None:
             stage.replay(part)
         sizes[name] = sum(kept)
     assert sizes[True] < sizes[False] / 4
+
+
+# Rows of very different lengths
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups"),
+    [
+        ([], []),
+        ([7], [[0]]),
+        ([40] * 48, [list(range(48))]),
+        ([700, 400, 351], [[0, 1, 2]]),
+        ([40, 3000, 41, 1501], [[1, 3], [0, 2]]),
+        ([10, 3000, 1000, 40], [[1], [2], [0, 3]]),
+        ([700, 40], [[0, 1]]),
+    ],
+)
+def test_a_group_has_rows_of_half_its_longest_or_more_where_padding_costs_more_than_a_group(
+    lengths: list[int], groups: list[list[int]]
+) -> None:
+    assert [rows.tolist() for rows in _similar(torch.tensor(lengths, dtype=torch.long))] == groups
+
+
+@pytest.mark.parametrize("model", ["llama", "mistral, a window shorter than the rows"])
+def test_in_groups_log_probs_and_gradients_are_those_of_one_group(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of(MODELS[model])
+    for name, parameter in stage.bundle.transformer.named_parameters():
+        parameter.requires_grad_("norm" not in name)
+    prompts = [[7], list(range(1, 30)), [3, 1, 4, 1], list(range(20))]
+    part = rows_of(prompts, [[[2, 6, 5]], [[3], list(range(9, 40))], [[8]], [[5, 4], [1, 2, 3]]])
+    whole = stage.replay(part).log_probs
+    expected = gradients(stage, part)
+    monkeypatch.setattr(module, "_WORTH_A_GROUP", 0)
+    assert len(_similar(torch.tensor([len(prompt) for prompt in prompts]))) == 3
+    torch.testing.assert_close(stage.replay(part).log_probs, whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole, row_by_row(plain(stage.bundle), part), rtol=1e-4, atol=1e-4)
+    for name, value in gradients(stage, part).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    rolled = written(stage, asked(("ab", "12+3=" * 9)))
+    torch.testing.assert_close(text(rolled).log_probs, stage.replay(rolled).log_probs, rtol=1e-4, atol=1e-4)
 
 
 # What does not run packed
