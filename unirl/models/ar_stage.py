@@ -17,6 +17,8 @@ from unirl.types.sample import Part
 from unirl.types.sampling import ARSamplingParams
 from unirl.types.segment import TextSegment
 
+_FIRST_ROOM = 256  # tokens that a rollout has memory for at first; few write as many as they may
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenReplay:
@@ -48,7 +50,8 @@ class ARStage:
         positions, following = self.family.positions(self.bundle, asked.prompts)
         hidden = self._forward(asked.prompts.tokens, positions, layout, asked.prompts.pictures)
         logits = self._logits(hidden[asked.ends.to(hidden.device)])[asked.parents.to(hidden.device)]
-        cache = layout.key_values(asked.parents, room=part.sampling.max_new_tokens - 1)
+        most = part.sampling.max_new_tokens - 1
+        cache = layout.key_values(asked.parents, room=min(most, _FIRST_ROOM))
         following, axes = following[asked.parents], positions.shape[-1]
         writer = Writer(part.ids, part.sampling, self.family, self.bundle)
         read = self.family.token_step(self.bundle)
@@ -57,6 +60,7 @@ class ARStage:
                 cache.keep(writer.left, columns=cache.start + writer.step - 1)
                 following = following[writer.left]
             step = writer.step - 1
+            cache.reserve(step + 1, most)
             places = (following + step)[:, None].expand(-1, axes)
             with self._autocast():
                 hidden = read(writer.latest, places, DecodeLayout(cache, step))

@@ -92,6 +92,15 @@ class KeyValues:
             self.values[layer] = _moved_up(self.values[layer], rows, columns)
         self.lengths = self.lengths[rows.to(self.lengths.device)]
 
+    def reserve(self, room: int, most: int) -> None:
+        """Columns for so many generated tokens: where they do not suffice twice as many as there are, up to `most`."""
+        there = self.keys[0].shape[2] - self.start
+        if room > there:
+            columns = self.start + min(max(2 * there, room), most)
+            for layer in range(len(self.keys)):
+                self.keys[layer] = _roomy(self.keys[layer], columns)
+                self.values[layer] = _roomy(self.values[layer], columns)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
@@ -223,14 +232,8 @@ class PackedLayout(Layout):
         shift = (longest - self.prompts)[:, None]
         source = (torch.arange(longest) - shift).clamp(min=0)
         columns = self._columns.gather(1, source)[rows].to(self._kept[0][0].device)
-
-        def roomy(states: torch.Tensor) -> torch.Tensor:
-            full = states.new_empty(len(rows), states.shape[1], longest + room, states.shape[2])
-            full[:, :, :longest] = states[columns].transpose(1, 2)
-            return full
-
-        keys = [roomy(keys) for keys, _ in self._kept]
-        values = [roomy(values) for _, values in self._kept]
+        keys = [_roomy(keys[columns].transpose(1, 2), longest + room) for keys, _ in self._kept]
+        values = [_roomy(values[columns].transpose(1, 2), longest + room) for _, values in self._kept]
         return KeyValues(keys, values, self.prompts[rows], start=longest)
 
     def _mask(self, number: int, window: int | None) -> torch.Tensor | None:
@@ -294,6 +297,13 @@ class DecodeLayout(Layout):
             mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
             self._masks[window] = mask.to(self._cache.keys[0].device) if bool(hidden.any()) else None
         return self._masks[window]
+
+
+def _roomy(states: torch.Tensor, columns: int) -> torch.Tensor:
+    """`states` `(N, K, S, D)` in new memory for so many columns."""
+    full = states.new_empty(*states.shape[:2], columns, states.shape[3])
+    full[:, :, : states.shape[2]] = states
+    return full
 
 
 def _moved_up(states: torch.Tensor, rows: torch.Tensor, columns: int) -> torch.Tensor:

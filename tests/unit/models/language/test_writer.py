@@ -11,8 +11,10 @@ import torch
 from tests.byte_language import END, TURN_END, write_checkpoint
 from tests.tiny_language import CPU, SMALL, OtherLM, request, responses_of, stage_of, written
 from tests.tiny_language_policy import text
+from unirl.models import ar_stage
 from unirl.models.ar_pipeline import read
 from unirl.models.base import Bundle
+from unirl.models.language.attention import KeyValues
 from unirl.models.language.causal_lm import CausalLM
 from unirl.models.language.writer import Writer
 from unirl.types.sample import Part, Sample
@@ -149,6 +151,27 @@ def test_rows_that_have_ended_leave_once_they_cost_more_than_a_quarter_of_a_forw
     segment, sizes = scripted(family, bundle, rows, 9)
     assert rows_of(segment) == rows
     assert sizes == [8, 8, 8, 6, 3, 3]
+
+
+def test_memory_grows_with_what_is_written_and_the_texts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SHARP ends its rows at different lengths; room for 2 tokens, then 4, 8, 16 ... up to 99."""
+    stage, rooms = stage_of(SHARP), set()
+    asked = request(group=3, max_new_tokens=100)
+    whole = written(stage, asked)
+    reserve = KeyValues.reserve
+
+    def watched(cache: KeyValues, room: int, most: int) -> None:
+        reserve(cache, room, most)
+        rooms.add(cache.keys[0].shape[2] - cache.start)
+        assert most == 99
+
+    monkeypatch.setattr(ar_stage, "_FIRST_ROOM", 2)
+    monkeypatch.setattr(KeyValues, "reserve", watched)
+    part = written(stage, asked)
+    assert torch.equal(text(part).tokens, text(whole).tokens)
+    assert torch.equal(text(part).log_probs, text(whole).log_probs)
+    longest = int(text(part).lengths.max())
+    assert rooms == {room for room in (2, 4, 8, 16, 32, 64, 99) if room < 2 * (longest - 1)}
 
 
 def test_all_rows_of_one_token(family: CausalLM, bundle: Bundle) -> None:
