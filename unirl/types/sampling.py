@@ -79,8 +79,9 @@ class ARSamplingParams:
     max_new_tokens: the longest response, its end token included
     temperature:    0 takes the likeliest token (evaluations only: it has no log-probs to train on)
     top_p, top_k:   sample among the likeliest tokens only: of this much probability, or this many (0 is off)
-    stop:           a response ends with the token that completes one of these strings, which its text then lacks
-    stop_token_ids: end tokens beside the model's own
+    stop:           a response ends with the token that completes one of these strings, which its text then lacks; a
+                    special token of the tokenizer (`</s>`) ends it as an end token does
+    stop_token_ids: end tokens beside the model's own. The text of a response lacks its end token, whatever kind it is
     seed:           key of all draws of these samples (0 is a seed like any other)
     """
 
