@@ -14,7 +14,9 @@ from tests.integration.test_bad_input import ROOT, SESSION
 
 BAD: dict[str, tuple[str, ...]] = {
     "sampling.temperature=0": ("sampling.temperature=0 takes the likeliest token always", "eval.temperature=0"),
-    "sampling.temperature=-1": ("temperature must be finite and not negative, got -1",),
+    "sampling.temperature=-1": ("temperature must be 0 (the likeliest token) or at least 0.001, got -1",),
+    "sampling.temperature=1e-38": ("temperature must be 0 (the likeliest token) or at least 0.001, got 1e-38",),
+    "eval.temperature=1e-4": ("temperature must be 0 (the likeliest token) or at least 0.001, got 0.0001",),
     "sampling.top_p=0": ("top_p must be in (0, 1] (1 is off), got 0",),
     "sampling.top_k=-1": ("top_k must not be negative (0 is off), got -1",),
     "sampling.max_new_tokens=0": ("max_new_tokens must be at least 1, got 0",),

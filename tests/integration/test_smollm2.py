@@ -18,8 +18,10 @@ from unirl.data.prompts import PromptRow, as_roots
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.ar_stage import ARStage
 from unirl.models.language.causal_lm import CausalLM
+from unirl.models.language.chat import plain_prompt, plain_tokens
 from unirl.models.language.packaged import PACKAGES, from_package
 from unirl.observability.metrics import read
+from unirl.types.conversation import Message
 from unirl.types.sample import Sample
 from unirl.types.sampling import ARSamplingParams
 
@@ -88,3 +90,20 @@ def test_most_questions_never_trained_on_are_answered_right_and_in_one_word(seed
     assert before["eval/pass@1"] < 0.05
     assert after["eval/pass@1"] > 0.6
     assert after["eval/reward"] - before["eval/reward"] > 1.1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "last"),
+    [("Question: 2+2?\n\n", "Four", ["?", "ĊĊ"]), ("Q: 2+2?\n\nA:  ", "4", [":", "ĠĠ"])],
+)
+def test_the_prompt_of_supervision_is_that_of_a_rollout_where_words_look_ahead(
+    prompt: str, response: str, last: list[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(from_package(HUB_ID))
+    messages = (Message("user", (prompt,)), Message("assistant", (response,)))
+    found = plain_tokens(tokenizer, messages, tokenizer.eos_token_id)
+    assert found.tokens[: found.prompt] == plain_prompt(tokenizer, prompt)
+    assert tokenizer.convert_ids_to_tokens(found.tokens[: found.prompt])[-2:] == last
+    assert tokenizer.decode(found.tokens) == f"{prompt}{response}<|im_end|>"

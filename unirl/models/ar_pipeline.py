@@ -9,6 +9,7 @@ import torch
 
 from unirl.models.ar_stage import ARStage
 from unirl.models.base import Bundle, LanguageFamily
+from unirl.models.language.writer import end_tokens
 from unirl.types.condition import PromptTokens
 from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
@@ -38,7 +39,10 @@ class ARPipeline:
             return sample.with_frontier(Part.concat(pieces))
 
     def refuse(self, prompts: Media, sampling: ARSamplingParams) -> None:
-        """ValueError for prompts that the model cannot take, or that leave no room for a response."""
+        """ValueError for prompts that the model cannot take or that leave no room for a response, and for stop strings
+        that never come.
+        """
+        end_tokens(self.stage.family, self.stage.bundle, sampling)
         self._prompts(prompts, sampling)
 
     def _prompts(self, prompts: Media, sampling: ARSamplingParams) -> PromptTokens:
@@ -62,7 +66,12 @@ class ARPipeline:
 
 
 def read(family: LanguageFamily, bundle: Bundle, segment: TextSegment, sampling: ARSamplingParams) -> list[str]:
-    """The text of each response, up to its first stop string."""
-    texts = [family.decode(bundle, tokens.tolist()) for tokens in segment.tokens.split(segment.lengths.tolist())]
-    ends = [min((text.find(stop) for stop in sampling.stop if stop in text), default=len(text)) for text in texts]
-    return [text[:end] for text, end in zip(texts, ends, strict=True)]
+    """The text of each response, up to its first stop string or its end token."""
+    ends = end_tokens(family, bundle, sampling)
+
+    def shown(row: list[int]) -> str:
+        text = family.decode(bundle, row)
+        found = [text.find(stop) for stop in sampling.stop if stop in text]
+        return text[: min(found)] if found else family.decode(bundle, row[:-1] if row[-1] in ends else row)
+
+    return [shown(tokens.tolist()) for tokens in segment.tokens.split(segment.lengths.tolist())]

@@ -277,6 +277,10 @@ class LanguageFamily(Family):
         """The tokens that end a response."""
 
     @abstractmethod
+    def special_tokens(self, bundle: Bundle) -> dict[str, int]:
+        """The tokens that `decode` leaves out, by their names."""
+
+    @abstractmethod
     def decode(self, bundle: Bundle, tokens: list[int]) -> str:
         """What a person reads of a response, without special tokens."""
 

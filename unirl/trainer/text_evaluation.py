@@ -11,7 +11,7 @@ from unirl.observability.judges import EVAL, PASS_AT
 from unirl.reward.service import RewardConfig
 from unirl.trainer.evaluation import EvalConfig, Evaluation
 from unirl.types.reward import Scores
-from unirl.types.sampling import ARSamplingParams, SamplingParams
+from unirl.types.sampling import ARSamplingParams, SamplingParams, refuse_temperature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,8 @@ class TextEvalConfig(EvalConfig):
                 f"pass_at={beyond} cannot be told from samples_per_prompt={self.samples_per_prompt} samples: take 1 to "
                 f"{self.samples_per_prompt}"
             )
+        if self.temperature is not None:
+            refuse_temperature(self.temperature)
         if self.temperature == 0 and self.samples_per_prompt > 1:
             raise ValueError(
                 f"samples_per_prompt={self.samples_per_prompt} at temperature 0 are copies of one text: take 1"

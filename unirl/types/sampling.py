@@ -8,6 +8,8 @@ from typing import Literal
 
 from unirl.types.steps import AllSteps, NoSteps, StepRule
 
+_COLDEST = 1e-3  # logits divided by less may leave float32
+
 
 @dataclasses.dataclass(frozen=True)
 class DiffusionSamplingParams:
@@ -77,10 +79,11 @@ class ARSamplingParams:
     """Settings of one rollout of text; what is left out is off.
 
     max_new_tokens: the longest response, its end token included
-    temperature:    0 takes the likeliest token (evaluations only: it has no log-probs to train on)
+    temperature:    at least 0.001; 0 takes the likeliest token (evaluations only: it has no log-probs to train on)
     top_p, top_k:   sample among the likeliest tokens only: of this much probability, or this many (0 is off)
-    stop:           a response ends with the token that completes one of these strings, which its text then lacks
-    stop_token_ids: end tokens beside the model's own
+    stop:           a response ends with the token that completes one of these strings, which its text then lacks; a
+                    special token of the tokenizer (`</s>`) ends it as an end token does
+    stop_token_ids: end tokens beside the model's own. The text of a response lacks its end token, whatever kind it is
     seed:           key of all draws of these samples (0 is a seed like any other)
     """
 
@@ -95,8 +98,7 @@ class ARSamplingParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}")
+        refuse_temperature(self.temperature)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1] (1 is off), got {self.top_p}")
         if self.top_k < 0:
@@ -108,6 +110,12 @@ class ARSamplingParams:
     def truncated_support(self) -> bool:
         """Whether tokens are drawn from a part of the vocabulary only."""
         return self.top_p < 1 or self.top_k > 0
+
+
+def refuse_temperature(temperature: float) -> None:
+    """ValueError for one whose log-probs would not be finite."""
+    if temperature != 0 and not (math.isfinite(temperature) and temperature >= _COLDEST):
+        raise ValueError(f"temperature must be 0 (the likeliest token) or at least {_COLDEST}, got {temperature}")
 
 
 SamplingParams = DiffusionSamplingParams | ARSamplingParams

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from unirl.models.base import Bundle, Facts
-from unirl.models.language.chat import Chat, plain_tokens
+from unirl.models.language.chat import Chat, plain_prompt, plain_tokens
 from unirl.models.language.packaged import from_package
 from unirl.models.language.trained import TrainedTokens
 from unirl.models.language.transformers_lm import TransformersLM, packed, refuse_length
@@ -84,7 +84,7 @@ class CausalLM(TransformersLM):
 
     def _prompt(self, tokenizer: Any, text: str) -> list[int]:
         if self._plain(tokenizer):
-            return tokenizer(text)["input_ids"]
+            return plain_prompt(tokenizer, text)
         return self._chat(tokenizer).opened((Message("user", (text,)),))
 
     def _plain(self, tokenizer: Any) -> bool:

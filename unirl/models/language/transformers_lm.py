@@ -94,6 +94,10 @@ class TransformersLM(LanguageFamily):
         flat = [token for entry in named for token in (entry if isinstance(entry, list) else [entry])]
         return tuple(dict.fromkeys(token for token in flat if token is not None))
 
+    def special_tokens(self, bundle: Bundle) -> dict[str, int]:
+        known = bundle.processors["tokenizer"].added_tokens_decoder
+        return {token.content: number for number, token in known.items() if token.special}
+
     def decode(self, bundle: Bundle, tokens: list[int]) -> str:
         return bundle.processors["tokenizer"].decode(tokens, skip_special_tokens=True)
 

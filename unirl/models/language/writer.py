@@ -16,6 +16,23 @@ _LEAVING = 0.25
 _BYTES_OF_A_CHARACTER = 4
 
 
+def end_tokens(family: LanguageFamily, bundle: Bundle, sampling: ARSamplingParams) -> tuple[int, ...]:
+    """What ends a response: the model's own, `stop_token_ids`, and the special tokens among the strings of `stop`.
+
+    ValueError for a string of `stop` that has a special token within it.
+    """
+    special = family.special_tokens(bundle)
+    for stop in sampling.stop:
+        within = next((name for name in special if name in stop and stop not in special), None)
+        if within is not None:
+            raise ValueError(
+                f"sampling.stop holds {stop!r}, which no text has: {within!r} is a special token, and texts are read "
+                f"without these; stop at {within!r} alone"
+            )
+    named = (special[stop] for stop in sampling.stop if stop in special)
+    return (*family.end_tokens(bundle), *sampling.stop_token_ids, *named)
+
+
 class Writer:
     """Draws a token for each row at a time until every response has ended.
 
@@ -27,7 +44,7 @@ class Writer:
     def __init__(self, ids: list[str], sampling: ARSamplingParams, family: LanguageFamily, bundle: Bundle) -> None:
         self._sampling, self._family, self._bundle = sampling, family, bundle
         count, room = len(ids), sampling.max_new_tokens
-        self._ends = torch.tensor((*family.end_tokens(bundle), *sampling.stop_token_ids), dtype=torch.long)
+        self._ends = torch.tensor(end_tokens(family, bundle, sampling), dtype=torch.long)
         # What stands behind the end of a response is left out by its length.
         self._tokens = torch.zeros(count, room, dtype=torch.long)
         self._log_probs = torch.zeros(count, room)

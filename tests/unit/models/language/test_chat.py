@@ -109,16 +109,49 @@ def test_a_template_that_strips_earlier_reasoning_is_refused_unless_the_last_tur
     assert learnt(bundle, family.conversation(bundle, plain, "all")) == ["b<|im_end|>", "d<|im_end|>"]
 
 
-def test_where_a_template_rewrites_turns_its_own_marks_decide(loaded: Any) -> None:
-    family, bundle = loaded(MARKED)
+# The same marks, twice in a turn.
+TWICE = MARKED.replace("{{ '<|im_end|>' }}{% endg", "{% endgeneration %}{% generation %}{{ '<|im_end|>' }}{% endg")
+
+
+@pytest.mark.parametrize("written", [MARKED, TWICE])
+@pytest.mark.parametrize("trailing", [(), said(("user", "e"))])
+def test_where_a_template_rewrites_turns_its_own_marks_decide(
+    loaded: Any, written: str, trailing: Conversation
+) -> None:
+    family, bundle = loaded(written)
     thinking = said(
         ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d")
     )
-    assert learnt(bundle, family.conversation(bundle, thinking, "all")) == [
-        "b<|im_end|>",
-        "<think>y</think>d<|im_end|>",
-    ]
-    assert learnt(bundle, family.conversation(bundle, thinking, "last")) == ["<think>y</think>d<|im_end|>"]
+    every, last = (family.conversation(bundle, (*thinking, *trailing), turns) for turns in ("all", "last"))
+    assert learnt(bundle, every) == ["b<|im_end|>", "<think>y</think>d<|im_end|>"]
+    assert learnt(bundle, last) == ["<think>y</think>d<|im_end|>"]
+    assert last.tokens == every.tokens
+    assert bundle.processors["tokenizer"].decode(every.tokens).endswith("</think>d<|im_end|>\n")
+
+
+# A rollout starts inside of the reasoning, as under DeepSeek-R1.
+OPENED = CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'")
+
+
+def test_an_answer_may_start_with_the_reasoning_that_its_template_opens(loaded: Any) -> None:
+    family, bundle = loaded(OPENED)
+    found = family.conversation(bundle, said(("user", "a"), ("assistant", "<think>\nr</think>b")), "all")
+    assert learnt(bundle, found) == ["r</think>b<|im_end|>"]
+    assert found.tokens[: found.prompt] == family.tokenize(bundle, Media(texts=["a"])).tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"), [(OPENED, "b"), (OPENED.replace("m.content", "m.content.split('>')[-1]"), "<think>\nr>b")]
+)
+@pytest.mark.parametrize("turns", ["all", "last"])
+def test_a_turn_without_what_its_template_opens_it_with_is_refused(
+    loaded: Any, written: str, answer: str, turns: str
+) -> None:
+    family, bundle = loaded(written)
+    told = r"opens a turn of the assistant with '<think>\\n' and renders turn 2 without it.*let its answers start with"
+    with pytest.raises(ValueError, match=told) as refused:
+        family.conversation(bundle, said(("user", "a"), ("assistant", answer)), turns)
+    assert "turns=last" not in str(refused.value)
 
 
 def test_a_template_that_drops_what_the_assistant_said_is_refused(loaded: Any) -> None:

@@ -151,6 +151,15 @@ def test_temperature_0_takes_the_likeliest_token_and_records_no_support() -> Non
     assert drawn.kept is None
 
 
+def test_log_probs_are_finite_at_the_lowest_temperature_and_a_lower_one_is_refused() -> None:
+    """Logits as far apart as a model of half precision can have them."""
+    drawn = draw(torch.tensor([[65504.0, -65504.0, 65503.0]]), torch.zeros(1).double(), sampling(temperature=1e-3))
+    assert (drawn.tokens.tolist(), drawn.log_probs.tolist()) == ([0], [0.0])
+    for temperature in (9e-4, 1e-38, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=r"must be 0 \(the likeliest token\) or at least 0.001, got"):
+            sampling(temperature=temperature)
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 2}])
 def test_logits_that_are_nan_give_a_log_prob_that_is_nan_and_a_token_of_the_vocabulary(
     settings: dict[str, Any],

@@ -12,11 +12,13 @@ from tests.byte_language import END, TURN_END, write_checkpoint
 from tests.tiny_language import CPU, SMALL, OtherLM, request, responses_of, stage_of, written
 from tests.tiny_language_policy import text
 from unirl.models import ar_stage
-from unirl.models.ar_pipeline import read
+from unirl.models.ar_pipeline import ARPipeline, read
+from unirl.models.ar_stage import ARStage
 from unirl.models.base import Bundle
 from unirl.models.language.attention import KeyValues
 from unirl.models.language.causal_lm import CausalLM
 from unirl.models.language.writer import Writer
+from unirl.types.media import Media
 from unirl.types.sample import Part, Sample
 from unirl.types.sampling import ARSamplingParams
 from unirl.types.segment import TextSegment
@@ -138,6 +140,37 @@ def test_tokens_stay_what_was_drawn_where_their_text_would_be_read_as_others(fam
     assert text == "ab"
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == [ab]
     assert rows_of(segment) == [[a, b, end]]
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "kept", "shown"),
+    [
+        (["4", "2", "</s>", "z"], {"stop": ("</s>",)}, 3, "42"),
+        (["4", "2", "</s>", "z"], {"stop": ("z", "</s>")}, 3, "42"),
+        (["4", "<", "/", "s", ">", "z"], {"stop": ("</s>",)}, 5, "4"),
+        (["4", "2", "z", "9"], {"stop_token_ids": True}, 3, "42"),
+        (["4", "2", TURN_END, "9"], {}, 3, "42"),
+        (["4", "2", "z", "9"], {"stop_token_ids": True, "stop": ("2z",)}, 3, "4"),
+    ],
+)
+def test_the_text_lacks_what_ended_it_a_special_token_an_ordinary_one_or_a_string(
+    family: CausalLM, bundle: Bundle, row: list[str], settings: dict[str, Any], kept: int, shown: str
+) -> None:
+    """`stop_token_ids` holds the ordinary token "z"."""
+    settings = {**settings, **({"stop_token_ids": tuple(token(bundle, "z"))} if "stop_token_ids" in settings else {})}
+    segment, _ = scripted(family, bundle, [token(bundle, *row)], len(row), **settings)
+    assert rows_of(segment) == [token(bundle, *row[:kept])]
+    assert segment.truncated.tolist() == [False]
+    assert read(family, bundle, segment, ARSamplingParams(max_new_tokens=9, **settings)) == [shown]
+
+
+def test_a_stop_string_with_a_special_token_within_it_is_refused(family: CausalLM, bundle: Bundle) -> None:
+    sampling = ARSamplingParams(max_new_tokens=4, stop=("z", "</s>\n"))
+    told = r"stop holds '</s>\\n', which no text has: '</s>' is a special token.*stop at '</s>' alone"
+    with pytest.raises(ValueError, match=told):
+        Writer(["r0.p0/0"], sampling, family, bundle)
+    with pytest.raises(ValueError, match=told):
+        ARPipeline(ARStage(family, bundle, torch.float32)).refuse(Media(texts=["a"]), sampling)
 
 
 # Who is in the batch
