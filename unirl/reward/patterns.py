@@ -18,8 +18,11 @@ def check_pattern(setting: str, pattern: str, *, groups: int | None = None) -> N
 
 
 def last_group(pattern: str, text: str) -> str | None:
-    """The group of the last match in `text`: `last_group("= ([0-9]+)", "1 + 1 = 2 = 2") == "2"`; None without."""
+    """The last group in `text` that is not blank: `last_group("= ([0-9]*)", "1 + 1 = 2 =") == "2"`; None without.
+
+    Blank ones are passed over, since `(.*)` matches once more, with nothing, at the end of every text.
+    """
     found = None
     for match in re.finditer(pattern, text):
-        found = match[1]
+        found = match[1] if match[1] and not match[1].isspace() else found
     return found

@@ -10,12 +10,23 @@ from unirl.reward.scorer import Scorer, ScorerInput
 
 _LONGEST = 1000  # characters of an expression, and of a number in a text
 _DEEPEST = 50  # parentheses in parentheses
-_DECIMAL = r"\d+(?:\.\d+)?"
-_OPERAND = rf"(?:[-+(]\s*)*{_DECIMAL}(?:\s*\))*"
-_EXPRESSION = re.compile(rf"{_OPERAND}(?:\s*[-+*/]\s*{_OPERAND})+")
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _TOKEN = re.compile(rf"{_DECIMAL}|[-+*/()]")
-_WORD = re.compile(r"[\w.,/]+")
-_NUMBER = re.compile(rf"(\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{_DECIMAL})(?:/({_DECIMAL}))?")
+_WORD = re.compile(r"(?:[\w.,/]|(?<=\d/)-)+")
+_NUMBER = re.compile(rf"({_DECIMAL})(?:/(-?{_DECIMAL}))?")
+_MINUS = re.compile(r"(?:(?<![\w)\]])-|(?:\A|[=:(])\s*-\s*)\Z")
+
+# What may be an expression in a prompt is taken with all the mathematics that it touches, such as "x2^3 + [1,5 - 2]!":
+# `evaluate` is the one that refuses. Counts and possessive repetitions keep the search linear in the prompt.
+_WITH_DIGIT = r"(?<![\w.,])(?=[^\W\d]*+\d)\w++(?:[.,]\w++)*+"
+_OPERAND = rf"(?:[-+(\[{{|√] ?){{0,50}}{_WITH_DIGIT}(?: ?[)\]}}|!%]){{0,50}}"
+_EXPRESSION = re.compile(rf"{_OPERAND}(?: ?(?:[-+/^%]|\*\*?) ?{_OPERAND})+")
+# Signs that the expression goes on to the left of a match, of which two characters are seen, or to the right of it.
+_BEFORE = re.compile(
+    r"(?:[\w.,!)\]}\\^%/√(\[{|+-]|\w\*+|[-+*/^%] |% of |\\[a-z]+ )(?=..\Z)"  # x(1 + 2), 2 * [1 + 2], 9% of 1 + 2
+    r"|[-+] \Z|(?:\b\w|\d) (?=[-+(].\Z)"  # x^y - 1 + 2, 3 (1 + 2)
+)
+_AFTER = re.compile(r"[\w(^√]| ?\\[a-z]| ?[-+/^]|\*+[\w(]| \*| x\b")
 _SIGNS = str.maketrans("＋−–－×·＊÷⁄／（）", "+---***///()")  # noqa: RUF001 - as they are written
 
 
@@ -25,8 +36,11 @@ class Arithmetic(Scorer):
 
     expression: key of the prompt's row that holds it; None takes the one in the prompt, which must hold exactly one
 
-    Expressions: decimal numbers, + - * / (in print's signs as well) and parentheses. Numbers in the text: -1,234.5 or
-    7/2; 0.333 is not 1/3. One that is written otherwise (1e3, 3,5, 33kg) is still the last number, and equals nothing.
+    Expressions: decimal numbers (1,234.5), + - * / (in print's signs as well), parentheses. A prompt whose expression
+    touches other mathematics has no score: "2^3 + 1", "sqrt(4) + 3", "20% of 50 + 1", "x - 3 + 5".
+
+    Numbers in the text: -1,234.5 or 7/-2; 0.333 is not 1/3. One that is written otherwise (1e3, 3,5, 33kg) is still the
+    last number, and equals nothing. "- 5" is -5 at the start of the text and after = : (, else a dash before 5.
     """
 
     reads = frozenset({"text"})
@@ -42,12 +56,17 @@ class Arithmetic(Scorer):
             if not isinstance(given, str):
                 raise ValueError(f"{sample.id}: metadata[{self.expression!r}] must be text, got {given!r}")
             return given
-        found = {_own_part("".join(match.split())) for match in _EXPRESSION.findall(sample.prompt.translate(_SIGNS))}
+        prompt = " ".join(sample.prompt.translate(_SIGNS).split())
+        matches = list(_EXPRESSION.finditer(prompt))
+        found = {_own_part(match[0][: _LONGEST + 1].replace(" ", "")) for match in matches}
+        hint = "let `expression` name the key of the prompt's row that holds it"
         if len(found) != 1:
-            raise ValueError(
-                f"{sample.id}: the prompt {sample.prompt!r} holds {len(found)} expressions: let `expression` name the "
-                "key of the prompt's row that holds it"
-            )
+            raise ValueError(f"{sample.id}: the prompt {sample.prompt!r} holds {len(found)} expressions: {hint}")
+        for match in matches:
+            start, end = match.span()
+            if _BEFORE.search(prompt[max(0, start - 16) : start + 2]) or _AFTER.match(prompt, end):
+                around = prompt[max(0, start - 16) : end + 16]
+                raise ValueError(f"{sample.id}: {match[0]!r} is not all of the expression in {around!r}: {hint}")
         return found.pop()
 
 
@@ -78,10 +97,17 @@ def last_number(text: str) -> Fraction | None:
     if last is None or len(last[0]) > _LONGEST:
         return None
     number = _NUMBER.fullmatch(last[0].strip("_").rstrip("_.,/"))
-    if number is None or (number[2] and Fraction(number[2]) == 0):
+    if number is None:
         return None
-    value = Fraction(number[1].replace(",", "")) / Fraction(number[2] or 1)
-    return -value if re.search(r"(?<![\w)\]])-$", plain[max(0, last.start() - 2) : last.start()]) else value
+    below = _decimal(number[2] or "1")
+    if below == 0:
+        return None
+    value = _decimal(number[1]) / below
+    return -value if _MINUS.search(plain[: last.start()]) else value
+
+
+def _decimal(written: str) -> Fraction:
+    return Fraction(written.replace(",", ""))
 
 
 def _own_part(expression: str) -> str:
@@ -111,7 +137,7 @@ def _operand(tokens: list[str]) -> Fraction:
     while tokens[-1] in "+-":
         sign = -sign if tokens.pop() == "-" else sign
     if tokens[-1] != "(":
-        return sign * Fraction(tokens.pop())
+        return sign * _decimal(tokens.pop())
     tokens.pop()
     value = _sum(tokens)
     if tokens.pop() != ")":

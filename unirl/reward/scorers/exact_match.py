@@ -16,8 +16,8 @@ class ExactMatch(Scorer):
     """1 where the text equals `metadata[answer]`, or one of them where that is a list, else 0; both are normalised.
 
     answer:      key of the answer: text, a whole number, or a list of these
-    extract:     regular expression with one group: the last match in the text is compared instead of all of it, and a
-                 text without a match scores 0
+    extract:     regular expression with one group: the last that is not blank is compared instead of the whole text,
+                 and a text without one scores 0; with one repetition in another, `(a+)+`, give a `time_limit`
     strip:       without blanks at both ends
     whitespace:  keep; collapse: every run of blanks is one space; remove
     casefold:    case does not count, in any language

@@ -10,8 +10,8 @@ import unicodedata
 from unirl.reward.patterns import check_pattern, last_group
 from unirl.reward.scorer import Scorer, ScorerInput
 
-# "A" and "I" before a small letter are words, unless one of these follows: "A is right", "A and B".
-_AFTER_A_LETTER = "is|was|seems|would|because|since|and|or|but"
+# "A" and "I" before a small letter are words, unless one of these follows: "A is right", "A nor B".
+_AFTER_A_LETTER = "is|was|seems|would|because|since|as|and|or|nor|but|vs|versus|not|fits|works|matches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +20,16 @@ class MultipleChoice(Scorer):
 
     answer:  key of the letter
     choices: A is the first letter, and this many there are
-    extract: regular expression with one group: only its last match in the text is read, and a text without a match
-             scores 0; for texts that weigh the choices first, such as `(?s)</think>(.*)`
+    extract: regular expression with one group: only the last that is not blank is read, and a text without one scores
+             0; for texts that weigh the choices first, such as `(?s)</think>(.*)`
 
-    Named is: a text that is the letter alone; a capital that stands alone ("it is B, because"), but for the words A
-    and I ("A dog"); either case in brackets, quotes or asterisks, before `)`, `.` or `:` at the start of a line, and
+    Named is: a text that is the letter alone; a capital that stands alone ("it is B, because", "A-B", "A+B"), but for
+    the words A and I; either case in brackets, quotes or asterisks, before `)`, `.` or `:` at the start of a line, and
     after "answer", "option" or "choice".
+
+    The word A is one that begins a sentence before a small letter ("A dog"), the word I any before a small letter
+    ("so I think"), unless it goes on as with a letter ("A is right", "A nor B"). Within a sentence, where the article
+    is small, A is the letter: "choice A works".
     """
 
     reads = frozenset({"text"})
@@ -64,12 +68,14 @@ class MultipleChoice(Scorer):
 
 def _patterns(letters: str) -> tuple[str, ...]:
     """Each with the letter as its group."""
-    word = rf"(?!\s+(?!(?:{_AFTER_A_LETTER})\b)[a-z])"
-    capital = "|".join(letter + word if letter in "AI" else letter for letter in letters)
+    no_word = rf"(?!\s+(?!(?:{_AFTER_A_LETTER})\b)[a-z])"
+    words = {"A": rf"A(?:(?<=[\w,;] A)|{no_word})", "I": f"I{no_word}"}
+    capital = "|".join(words.get(letter, letter) for letter in letters)
     either = f"[{letters}{letters.lower()}]"
+    alone = rf"[{letters}](?![^\W_])"
     return (
         rf"\A[\W_]*({either})[\W_]*\Z",
-        rf"(?<![^\W_])(?<!\w\.)({capital})(?![^\W_]|['\u2019.-]\w|[+#])",
+        rf"(?<![^\W_])(?<!\w\.)({capital})(?![^\W_]|['\u2019.]\w|-(?!{alone})\w|\+(?!{alone})|#)",
         rf"[(\[{{*_\"'\u201c\u2018`]({either})[)\]}}*_\"'\u201d\u2019`]",
         rf"(?m)^[ \t]*({either})[).:](?!\w)",
         rf"(?i:\b(?:answer|option|choice)\b)(?:\s+is)?\s*(?:[:=]\s*)?({either})(?=\s*(?:[.,;:!)]|$))",

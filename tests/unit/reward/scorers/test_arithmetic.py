@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
@@ -25,6 +26,7 @@ LONG = "word " * 200_000
         ("--3", Fraction(3)),
         ("7 − 2 × 3 ÷ 6", Fraction(6)),  # noqa: RUF001 - as they are printed
         ("((((5))))", Fraction(5)),
+        ("1,000 + 2,000.5", Fraction("3000.5")),
         ("007", Fraction(7)),
         ("٣ + ٤", Fraction(7)),
     ],
@@ -37,6 +39,7 @@ def test_expressions_are_evaluated_exactly(expression, value):
     "expression",
     [
         "", "1 +", "1 / 0", "1 / (2 - 2)", "(1 + 2", "1 + 2)", "1 2", "2 ** 3", "* 2", "()", "x + 1", "1e9", "1.2.3",
+        "1,00 + 1", "1,0000",
         "__import__('os')", "(" * 51 + "1" + ")" * 51, "9" * 1001, "1" + "+1" * 500,
     ],
     ids=lambda value: value[:16],
@@ -78,6 +81,12 @@ def test_values_are_those_of_pythons_own_arithmetic(expression):
         ("1,234,567.5", Fraction("1234567.5")),
         ("7/2", Fraction(7, 2)),
         ("-7/2", Fraction(-7, 2)),
+        ("7/-2", Fraction(-7, 2)),
+        ("- 5", -5),
+        ("x = - 5", -5),
+        ("answer:\n- 5", -5),
+        ("apples - 5", 5),
+        ("12 - 5", 5),
         ("3.50", Fraction(7, 2)),
         ("３３", 33),  # noqa: RUF001 - full-width
         ("x3 = 33 for H2O", 33),
@@ -114,6 +123,14 @@ def test_the_last_number_of_a_text(text, number):
         ("1. What is 1 / 3?", "0.333", 0),
         ("12+7 (that is, 12 + 7)", "19", 1),
         ("７ × ８ = ?", "56", 1),  # noqa: RUF001 - full-width
+        ("1,000 + 5", "1,005", 1),
+        ("5 + 3,000", "3005", 1),
+        ("1,000,000 - 1", "999999", 1),
+        ("7. 12 + 7 = ?", "19", 1),
+        ("Task 7\n12 + 7.", "19", 1),
+        ("What is **12 + 7**?", "19", 1),
+        ("What is $12 + 7$?", "19", 1),
+        ("Hello! What is -3 + 5, in words (two)?", "2", 1),
     ],
 )
 def test_arithmetic_of_the_prompt(prompt, text, score):
@@ -124,6 +141,29 @@ def test_arithmetic_of_the_prompt(prompt, text, score):
 def test_a_prompt_that_does_not_hold_one_expression_is_an_error(prompt, count):
     with pytest.raises(ValueError, match=f"holds {count} expressions"):
         one(Arithmetic(), "3", prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "2^3 + 1", "2 ** 3 + 1", "1.5e3 + 2", "20% of 50 + 1", "5 + 3%", "5! + 3 + 1", "5 + 3!",
+        "sqrt(4) + 3", "√(4) + 3", "3 + [4 - 2]", "|-3 + 2| + 1", "x2+3", "2x + 3", "3 + 4i", "5+3²", "x - 3 + 5",
+        "x -3 + 5", "5 + 3 * x", "2(3 + 4)", "2 (3 + 4)",
+        "(3 + 4)(1)", "(5 + 3) x 2", r"12 \times 4 + 2", r"4 + 2 \cdot 3", "x/3 + 4",
+        "1,00 + 5", "1.000,5 + 2", "- 5 + 3", "-" * 60 + "1 + 1",
+    ],
+)  # fmt: skip
+def test_an_expression_that_is_part_of_other_mathematics_is_an_error_and_no_other_value(prompt):
+    with pytest.raises(ValueError, match=r"is no expression|has no value|is not all of the expression"):
+        one(Arithmetic(), "3", prompt)
+
+
+@pytest.mark.parametrize("piece", ["(", "- ", "1+", "1 ", "1)", "1+1)", "((1", "x", "9", "1 )", "\\a"])
+def test_a_prompt_of_100_000_characters_is_read_in_seconds(piece):
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"expression"):
+        one(Arithmetic(), "3", piece * (100_000 // len(piece)))
+    assert time.process_time() - began < 5
 
 
 def test_arithmetic_of_the_row():

@@ -3,8 +3,9 @@ from __future__ import annotations
 import jsonschema
 import pytest
 
-from tests.unit.reward.samples import one
+from tests.unit.reward.samples import answered, one, service
 from unirl.reward.scorers.json_valid import JsonValid
+from unirl.reward.service import WeightedScorer
 
 LONG = "word " * 200_000
 
@@ -84,15 +85,38 @@ def test_the_deepest_text_is_still_validated_by_a_schema_that_calls_itself():
         ('Here:\n```json\n{"a": 1}\n```', 0),
         ("```json\n1\n```\n```json\n2\n```", 0),
         ("```python\n1\n```", 0),
+        ('```json\r\n{"a": 1}\r\n```\r\n', 1),
+        ('```json {"a": 1} ```', 1),
+        ("```1```", 0),
     ],
 )
 def test_one_code_fence_around_all_is_accepted_where_asked_for(text, score):
     assert one(JsonValid(fences=True), text) == score
 
 
-def test_a_schema_never_fetches_and_one_that_refers_elsewhere_is_an_error_and_not_0():
-    with pytest.raises(Exception, match=r"127\.0\.0\.1"):
-        one(JsonValid(schema={"$ref": "http://127.0.0.1:9/schema.json"}), "{}")
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "number", "multipleOf": 0.01}, "1e400"),
+        ({"type": "number", "multipleOf": 0.01}, "9" * 400),
+        ({"multipleOf": 3}, "1e400"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_number_that_the_validator_cannot_divide_scores_0(schema, text):
+    assert one(JsonValid(schema=schema), text) == 0
+
+
+ANY_TREE = {"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "array", "items": {"$ref": "#"}}]}
+
+
+def test_alternatives_that_call_themselves_are_stopped_by_the_scorers_own_time_limit():
+    assert WeightedScorer(JsonValid()).limit == 10.0
+    judge = service(0.9, json=WeightedScorer(JsonValid(schema=ANY_TREE), time_limit=2.0))
+    scores = judge.score(answered(["[" * 40 + "1" + "]" * 40, "[]", "1"]))
+    judge.close()
+    assert scores.valid.tolist() == [False, True, True]
+    assert scores.total.tolist()[1:] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +124,12 @@ def test_a_schema_never_fetches_and_one_that_refers_elsewhere_is_an_error_and_no
     [
         ({"schema": {"type": "objekt"}}, "schema is no JSON schema: 'objekt' is not valid"),
         ({"schema": {"$schema": "draft-99"}}, "unknown draft"),
+        ({"schema": {"$schema": 5}}, r"unknown draft, \$schema=5"),
+        ({"schema": {"$ref": "#/nope"}}, "refers to '#/nope', which is not in it"),
+        ({"schema": {"properties": {"a": {"items": {"$ref": "#/$defs/b"}}}}}, r"refers to '#/\$defs/b'"),
+        ({"schema": {"$ref": "http://127.0.0.1:9/schema.json"}}, r"127\.0\.0\.1.* nothing is fetched"),
+        ({"schema": {"$ref": "#"}}, "refers to itself without an end"),
+        ({"schema": {"anyOf": [{"type": "string"}, {"$ref": "#"}]}}, "refers to itself without an end"),
         ({"schema": {}, "schema_key": "form"}, "not both"),
     ],
 )

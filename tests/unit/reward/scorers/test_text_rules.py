@@ -44,6 +44,10 @@ LONG = "word " * 200_000
         ({"extract": "#### (.*)"}, "2\n#### 4\n#### 3", "4", 0),
         ({"extract": "#### (.*)"}, "4", "4", 0),
         ({"extract": "(?:a|(b))"}, "a", "4", 0),
+        ({"extract": "(.*)"}, "4", "4", 1),
+        ({"extract": "(.*)"}, "3\n4\n \n", "4", 1),
+        ({"extract": r"(\d*)"}, "so 4.", "4", 1),
+        ({"extract": r"(\d*)"}, "so", "4", 0),
     ],
 )
 def test_exact_match(settings, text, answer, score):
