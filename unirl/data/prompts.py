@@ -19,6 +19,7 @@ from unirl.types.sample_id import root_id
 from unirl.types.seed import generator
 
 logger = logging.getLogger(__name__)
+_JSON_LINES, _TEXT = ".jsonl", (".txt", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +57,9 @@ class ListedPrompts(PromptSource):
 
 @dataclasses.dataclass(frozen=True)
 class FilePrompts(PromptSource):
-    """A text file with a prompt a line, or a `.jsonl` file of objects with a "prompt" and any other fields (metadata).
+    """A text file (`.txt`, or a name without suffix) with a prompt a line, or a `.jsonl` file with an object a line.
 
+    An object has a "prompt" and any other fields (metadata).
     "pictures" is the list of a prompt's source pictures, as paths relative to the file.
     max_bad_share: malformed rows are an error by default; up to this share of them is skipped, and logged by reason
     """
@@ -68,6 +70,11 @@ class FilePrompts(PromptSource):
     def __post_init__(self) -> None:
         if not self.path.is_file():
             raise ValueError(f"there is no prompt file {self.path}")
+        if self.path.suffix not in (_JSON_LINES, *_TEXT):
+            raise ValueError(
+                f'prompts are read from a {_JSON_LINES} file, an object such as {{"prompt": "a cat"}} a line, or '
+                f"from a {_TEXT[0]} file, a prompt a line: {self.path} is neither; write it as one of them"
+            )
         if not 0 <= self.max_bad_share < 1:
             raise ValueError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
         self.rows()
@@ -85,7 +92,7 @@ class FilePrompts(PromptSource):
     @functools.cached_property
     def _parsed(self) -> tuple[list[PromptRow], list[str]]:
         read = functools.partial(json_row, self.path.parent)
-        return read_lines(self.path, read if self.path.suffix == ".jsonl" else _text_row)
+        return read_lines(self.path, read if self.path.suffix == _JSON_LINES else _text_row)
 
 
 @dataclasses.dataclass(frozen=True)
