@@ -146,7 +146,8 @@ class VisionLanguage(TransformersLM):
         model: Any = bundle.transformer
         if model.config.image_token_id in whole.tokens[whole.prompt :]:
             raise ValueError(
-                "a picture stands behind the first turn that is trained: train the last turn only (data.turns=last)"
+                "a picture stands behind the first turn that is trained: train the last turn only "
+                "(data.limit.turns=last)"
             )
         return whole
 

@@ -100,7 +100,7 @@ def test_a_template_that_strips_earlier_reasoning_is_refused_unless_the_last_tur
     thinking = said(
         ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d")
     )
-    with pytest.raises(ValueError, match=r"renders turn 2 differently by itself.*data\.turns=last"):
+    with pytest.raises(ValueError, match=r"renders turn 2 differently by itself.*data\.limit\.turns=last"):
         family.conversation(bundle, thinking, "all")
     last = family.conversation(bundle, thinking, "last")
     assert learnt(bundle, last) == ["<think>y</think>d<|im_end|>"]
@@ -125,6 +125,32 @@ def test_a_template_that_drops_what_the_assistant_said_is_refused(loaded: Any) -
     family, bundle = loaded(CHATML.replace("m.content", "m.content.split('</think>')[-1]"))
     with pytest.raises(ValueError, match="leaves out a part of the assistant's turn '<think>x</think>b'"):
         family.conversation(bundle, said(("user", "a"), ("assistant", "<think>x</think>b")), "all")
+
+
+def called(**fields: Any) -> Conversation:
+    return (Message("user", ("a",)), Message("assistant", (), fields))
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "reasoning_content"])
+def test_a_template_that_does_not_show_a_call_or_the_reasoning_is_refused(loaded: Any, field: str) -> None:
+    family, bundle = loaded(CHATML)
+    with pytest.raises(ValueError, match=f"the chat template leaves out {field} of the assistant's turn 2: it would"):
+        family.conversation(bundle, called(**{field: "add(1)"}), "all")
+    family, bundle = loaded(CHATML.replace("m.content", f"(m.{field} or '') + m.content"))
+    assert learnt(bundle, family.conversation(bundle, called(**{field: "add(1)"}), "all")) == ["add(1)<|im_end|>"]
+
+
+def test_a_template_that_insists_on_a_call_shows_it(loaded: Any) -> None:
+    asked = "(m.tool_calls or m.content or raise_exception('a turn says something'))"
+    family, bundle = loaded(CHATML.replace("m.content", asked))
+    assert learnt(bundle, family.conversation(bundle, called(tool_calls="f()"), "all")) == ["f()<|im_end|>"]
+
+
+def test_without_a_template_what_is_beside_the_text_is_refused(loaded: Any) -> None:
+    small = TinyLM(layers=1, width=16, heads=2)
+    for family, bundle in (loaded(None), (small, small.load(CPU, torch.float32))):
+        with pytest.raises(ValueError, match=r"a turn is its text alone, and \['tool_calls'\] would be left out"):
+            family.conversation(bundle, called(tool_calls=[{"function": {"name": "f"}}]), "all")
 
 
 def test_what_a_template_refuses_is_told_with_its_reason(loaded: Any) -> None:

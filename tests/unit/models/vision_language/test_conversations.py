@@ -65,7 +65,7 @@ def test_a_picture_behind_what_is_trained_is_refused_unless_the_last_turn_alone_
         Message("user", (files[1], "And that?")),
         Message("assistant", ("Two",)),
     )
-    with pytest.raises(ValueError, match=r"stands behind the first turn that is trained.*data\.turns=last"):
+    with pytest.raises(ValueError, match=r"stands behind the first turn that is trained.*data\.limit\.turns=last"):
         model.family.conversation(model.bundle, messages, "all")
     row = model.family.conversation(model.bundle, messages, "last")
     assert texts(model.bundle, row.tokens[row.prompt : row.length]) == "Two<|im_end|>"
