@@ -104,6 +104,13 @@ def test_a_prompt_that_does_not_fit_stops_a_run_before_its_first_step(where: str
 # Its weights
 
 
+def test_a_stop_token_that_is_none_of_the_model_stops_a_run_before_its_first_step(tmp_path: Path) -> None:
+    told = r"sampling\.stop_token_ids=\[99999\] are no tokens of the model, whose ids are 0 to 48"
+    with pytest.raises(ConfigError, match=told):
+        fit(tmp_path, "sampling.stop_token_ids=[48,99999]")
+    assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
+
+
 def test_sampling_a_run_is_keyed_by_the_seed_and_gives_so_many_texts_a_prompt(run: Path) -> None:
     first = sample_run(run, ["x:", "y"], 3, seed=0).required_texts
     assert len(first) == 6

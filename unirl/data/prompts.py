@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,11 @@ def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...])
     epochs = range(first // size, (first + count - 1) // size + 1)
     orders = {epoch: torch.randperm(size, generator=generator(*key, epoch)).tolist() for epoch in epochs}
     return [orders[epoch][offset] for epoch, offset in wanted]
+
+
+def plain_texts(rows: Iterable[PromptRow]) -> list[str]:
+    """The distinct texts of the prompts that come without pictures, which can be judged before any of these is read."""
+    return list(dict.fromkeys(row.prompt for row in rows if not row.pictures))
 
 
 def as_roots(rows: list[PromptRow], rollout: int, *, first: int = 0) -> Part:

@@ -38,8 +38,19 @@ class ARPipeline:
             return sample.with_frontier(Part.concat(pieces))
 
     def refuse(self, prompts: Media, sampling: ARSamplingParams) -> None:
-        """ValueError for prompts that the model cannot take, or that leave no room for a response."""
-        self._prompts(prompts, sampling)
+        """ValueError for prompts that the model cannot take, or that leave no room for a response.
+
+        Without any prompt, what is asked of the sampling is looked at alone.
+        """
+        vocabulary = self.stage.family.vocabulary(self.stage.bundle)
+        beyond = [token for token in sampling.stop_token_ids if token >= vocabulary]
+        if beyond:
+            raise ValueError(
+                f"sampling.stop_token_ids={beyond} are no tokens of the model, whose ids are 0 to {vocabulary - 1}: no "
+                "response would end there"
+            )
+        if prompts.required_texts:
+            self._prompts(prompts, sampling)
 
     def _prompts(self, prompts: Media, sampling: ARSamplingParams) -> PromptTokens:
         family, bundle = self.stage.family, self.stage.bundle

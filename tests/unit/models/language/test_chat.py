@@ -177,6 +177,16 @@ def test_fields_beside_the_content_reach_the_template(loaded: Any) -> None:
     assert learnt(bundle, found) == ["add(1)<|im_end|>", "two<|im_end|>"]
 
 
+def test_a_conversation_whose_prompt_no_rollout_would_take_is_refused(loaded: Any) -> None:
+    pair = said(("user", "hello"), ("assistant", "hi"))
+    for written, tokens in ((None, 5), (CHATML, 24)):
+        family, bundle = loaded(written, max_prompt_tokens=tokens)
+        assert family.conversation(bundle, pair, "all").prompt == tokens
+        family, bundle = loaded(written, max_prompt_tokens=tokens - 1)
+        with pytest.raises(ValueError, match=f"'hello' has {tokens} tokens, more than max_prompt_tokens={tokens - 1}"):
+            family.conversation(bundle, pair, "all")
+
+
 def test_pictures_are_refused_by_a_model_that_does_not_see_them(loaded: Any) -> None:
     family, bundle = loaded(CHATML)
     with pytest.raises(ValueError, match="has pictures, which a CausalLM does not see"):
