@@ -34,6 +34,11 @@ class PromptRow:
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """Equal for rows that ask the same of a model, whatever travels with them."""
+        return repr((self.prompt, self.pictures))
+
 
 class PromptSource(ABC):
     """Where prompts come from. A subclass is a frozen dataclass of its settings."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from unirl.algorithms.token_sft import TokenSFT
 from unirl.data.conversations import ConversationSampler, ConversationSource, as_conversations
+from unirl.data.overlap import warn_of_overlap
 from unirl.data.prompts import PromptRow, PromptSource, plain_texts
 from unirl.distributed.group.placement import Slab
 from unirl.models.ar_pipeline import ARPipeline
@@ -116,6 +117,9 @@ class TextSFTTrainer(SFTTrainer):
         held_out = None if self.config.eval is None else self.config.eval.records
         self.loaded = self.config.data.records.rows()
         self.loaded_held_out = () if held_out is None else held_out.rows()
+        evaluated = {repr(conversation): conversation[0].text for conversation in self.loaded_held_out}
+        if evaluated:
+            warn_of_overlap("eval.records", evaluated, [repr(conversation) for conversation in self.loaded])
 
     def prepare(self, slab: Slab) -> ConversationSampler:
         config = self.config
