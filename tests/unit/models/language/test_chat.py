@@ -202,7 +202,7 @@ def test_the_small_model_learns_the_response_and_its_end() -> None:
     refused = partial(family.conversation, bundle, turns="all")
     with pytest.raises(ValueError, match=r"the conversation 'ab:c' must be of the characters 'ab:', it has \['c'\]"):
         refused(said(("user", "ab:"), ("assistant", "c")))
-    with pytest.raises(ValueError, match="the prompt '' must be of the characters"):
+    with pytest.raises(ValueError, match="the prompt is empty: a response needs a character to start from"):
         refused(said(("user", ""), ("assistant", "a")))
 
 
