@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -241,8 +242,21 @@ COMMANDS = {
 }
 
 
+def _reader_left() -> bool:
+    """Whether nobody reads standard output any more, as after `unirl recipes | head`; it then leads nowhere."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)
+    left = any(event & select.POLLERR for _, event in watched.poll(0))
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
+    return left
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; 2 is the exit code of a mistake in the command line or the recipe."""
+    """Run a subcommand; 2 is the exit code of a mistake in the command line or the recipe.
+
+    141 is that of shells for a reader of its output who left before the end.
+    """
     parser = argparse.ArgumentParser(prog="unirl", description=unirl.__doc__)
     parser.add_argument("--version", action="version", version=unirl.__version__)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -254,11 +268,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:  # as under `python -m`: a `_target_` may name a module of the working directory
         sys.path.insert(0, os.getcwd())
     try:
-        return COMMANDS[arguments.pop("command")].run(**arguments) or 0
+        code = COMMANDS[arguments.pop("command")].run(**arguments) or 0
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         sys.stderr.write(error.report())
         return 2
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            return 141
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "sampling.top_k=-1": ("top_k must not be negative (0 is off), got -1",),
     "sampling.max_new_tokens=0": ("max_new_tokens must be at least 1, got 0",),
     'sampling.stop=["a",""]': ("stop holds an empty string, which every text contains: ['a', '']",),
+    "sampling.stop_token_ids=[3,-1]": ("stop_token_ids are ids of tokens, 0 or more, got [3, -1]",),
     "sampling.guidance=4": ("sampling.guidance: unknown key of ARSamplingParams",),
     "sampling.max_new_token=4": ("did you mean max_new_tokens",),
     "data.samples_per_prompt=1": ("data.samples_per_prompt=1: a group of one has no baseline",),

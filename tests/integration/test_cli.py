@@ -271,6 +271,17 @@ def test_what_only_the_weights_can_tell_is_told_in_a_line_too(
     assert "algorithm.kl_threshold: 0.001 there, 1.0 here" in refusal(capsys, other)
 
 
+@pytest.mark.parametrize("buffering", [[], ["-u"]])
+def test_a_reader_who_leaves_early_ends_a_listing_without_a_word(buffering: list[str]) -> None:
+    command = [sys.executable, *buffering, "-m", "unirl.cli", "recipes"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
+        assert listing.stdout is not None
+        listing.stdout.close()
+        assert listing.stderr is not None
+        assert listing.stderr.read() == b""
+    assert listing.returncode == 141
+
+
 def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["recipes"]) == 0
     listed = capsys.readouterr().out.splitlines()

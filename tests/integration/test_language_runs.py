@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from pathlib import Path
@@ -102,6 +103,25 @@ def test_a_prompt_that_does_not_fit_stops_a_run_before_its_first_step(where: str
 
 
 # Its weights
+
+
+def test_prompts_of_an_evaluation_that_are_trained_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = str(write_recipe(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        ARTrainer(load_recipe(recipe))
+        ARTrainer(load_recipe(recipe, ['eval.prompts.prompts=["hello:","a b:","c:"]']))
+        assert caplog.text == ""
+        ARTrainer(load_recipe(recipe, ['eval.prompts.prompts=["x:","c:","y:"]']))
+    assert "eval.prompts: 1 of 3 are trained on as well, such as 'c:': figures of these are not held out" in caplog.text
+
+
+def test_a_stop_token_that_is_none_of_the_model_stops_a_run_before_its_first_step(tmp_path: Path) -> None:
+    told = r"sampling\.stop_token_ids=\[99999\] are no tokens of the model, whose ids are 0 to 48"
+    with pytest.raises(ConfigError, match=told):
+        fit(tmp_path, "sampling.stop_token_ids=[48,99999]")
+    assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
 
 
 def test_sampling_a_run_is_keyed_by_the_seed_and_gives_so_many_texts_a_prompt(run: Path) -> None:

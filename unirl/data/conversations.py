@@ -38,7 +38,8 @@ class ConversationSource(ABC):
 class StoredConversations(ConversationSource):
     """Rows of `prompt` and `response`, or of `messages`: a list of turns with `role` and `content` (data/messages.py).
 
-    columns:       names in the data of these three, where they differ: `response: completion`
+    columns:       names in the data of these three, where they differ: `response: completion` reads `completion`, and
+                   a column that is itself called `response` is then left; every row must have the columns named
     max_bad_share: malformed rows are an error by default; up to this share of them is skipped, and logged by reason
     """
 
@@ -49,6 +50,8 @@ class StoredConversations(ConversationSource):
         unknown = sorted(set(self.columns) - {"messages", "prompt", "response"})
         if unknown:
             raise ValueError(f"columns names messages, prompt and response, not {unknown}")
+        if len(set(self.columns.values())) < len(self.columns):
+            raise ValueError(f"columns takes one column for two things: {self.columns}")
         if not 0 <= self.max_bad_share < 1:
             raise ValueError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
 
@@ -74,9 +77,12 @@ class StoredConversations(ConversationSource):
     @final
     def conversation(self, record: dict[str, Any]) -> Conversation:
         """One row."""
-        own = {self.columns[name]: name for name in self.columns}
-        renamed = {own.get(key, key): value for key, value in record.items()}
-        return conversation_of(renamed, self.location.parent)
+        for name, column in self.columns.items():
+            if column not in record:
+                raise ValueError(f"the row has no column {column!r}, which is to be its {name} (columns: {[*record]})")
+        others = {key: value for key, value in record.items() if key not in {*self.columns, *self.columns.values()}}
+        own = {name: record[column] for name, column in self.columns.items()}
+        return conversation_of({**others, **own}, self.location.parent)
 
     @final
     def numbered(self, records: Iterable[dict[str, Any]]) -> tuple[list[Conversation], list[str]]:

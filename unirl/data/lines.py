@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Row = TypeVar("Row")
+_MOST_DIGITS = 4300  # what Python itself reads of an integer
 
 
 def read_lines(path: Path, read: Callable[[str], Row]) -> tuple[list[Row], list[str]]:
@@ -49,11 +50,15 @@ def listing(problems: list[str]) -> str:
 def json_object(line: str) -> dict[str, Any]:
     """The JSON object of a line. ValueError for anything else, a key that stands twice, and NaN or Infinity."""
     if not line.strip():
-        raise ValueError("the line is blank")
+        raise ValueError("the line is blank (take it out, also at the end of the file)")
     try:
-        record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+        record = json.loads(
+            line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant, parse_int=_integer
+        )
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError("brackets are nested too deeply") from error
     if not isinstance(record, dict):
         raise ValueError(f"a row must be a JSON object, got {type(record).__name__}")
     return record
@@ -72,6 +77,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if twice:
         raise ValueError(f"a key stands twice ({twice})")
     return dict(pairs)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number is too long ({len(digits)} digits; write it as a string)")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> float:

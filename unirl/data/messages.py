@@ -32,6 +32,7 @@ def conversation_of(record: dict[str, Any], folder: Path) -> Conversation:
             found = {key: type(value).__name__ for key, value in sorted(record.items())}
             raise ValueError(f"a row has strings 'prompt' and 'response', or a list 'messages' (got {found})")
     _refuse_order(messages)
+    _refuse_silence(messages)
     return messages
 
 
@@ -45,6 +46,12 @@ def _refuse_order(messages: Conversation) -> None:
         raise ValueError(f"a system turn comes first (roles: {roles})")
     if messages[0].role == "user" and len(messages[0].content) == 1 and messages[0].content[0] == "":
         raise ValueError("the prompt is empty")
+
+
+def _refuse_silence(messages: Conversation) -> None:
+    silent = [message for message in messages if message.role == "assistant" and message.empty]
+    if silent:
+        raise ValueError("a turn of the assistant is empty: there is nothing to learn from it but its end")
 
 
 def _message(turn: Any, folder: Path) -> Message:

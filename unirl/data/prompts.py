@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from unirl.types.sample_id import root_id
 from unirl.types.seed import generator
 
 logger = logging.getLogger(__name__)
+_JSON_LINES, _TEXT = ".jsonl", (".txt", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,11 @@ class PromptRow:
     prompt: str
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Equal for rows that ask the same of a model, whatever travels with them."""
+        return repr((self.prompt, self.pictures))
 
 
 class PromptSource(ABC):
@@ -56,8 +63,9 @@ class ListedPrompts(PromptSource):
 
 @dataclasses.dataclass(frozen=True)
 class FilePrompts(PromptSource):
-    """A text file with a prompt a line, or a `.jsonl` file of objects with a "prompt" and any other fields (metadata).
+    """A text file (`.txt`, or a name without suffix) with a prompt a line, or a `.jsonl` file with an object a line.
 
+    An object has a "prompt" and any other fields (metadata).
     "pictures" is the list of a prompt's source pictures, as paths relative to the file.
     max_bad_share: malformed rows are an error by default; up to this share of them is skipped, and logged by reason
     """
@@ -68,6 +76,11 @@ class FilePrompts(PromptSource):
     def __post_init__(self) -> None:
         if not self.path.is_file():
             raise ValueError(f"there is no prompt file {self.path}")
+        if self.path.suffix not in (_JSON_LINES, *_TEXT):
+            raise ValueError(
+                f'prompts are read from a {_JSON_LINES} file, an object such as {{"prompt": "a cat"}} a line, or '
+                f"from a {_TEXT[0]} file, a prompt a line: {self.path} is neither; write it as one of them"
+            )
         if not 0 <= self.max_bad_share < 1:
             raise ValueError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
         self.rows()
@@ -85,7 +98,7 @@ class FilePrompts(PromptSource):
     @functools.cached_property
     def _parsed(self) -> tuple[list[PromptRow], list[str]]:
         read = functools.partial(json_row, self.path.parent)
-        return read_lines(self.path, read if self.path.suffix == ".jsonl" else _text_row)
+        return read_lines(self.path, read if self.path.suffix == _JSON_LINES else _text_row)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +138,11 @@ def epoch_rows(size: int, count: int, batch: int, *, key: tuple[int | str, ...])
     epochs = range(first // size, (first + count - 1) // size + 1)
     orders = {epoch: torch.randperm(size, generator=generator(*key, epoch)).tolist() for epoch in epochs}
     return [orders[epoch][offset] for epoch, offset in wanted]
+
+
+def plain_texts(rows: Iterable[PromptRow]) -> list[str]:
+    """The distinct texts of the prompts that come without pictures, which can be judged before any of these is read."""
+    return list(dict.fromkeys(row.prompt for row in rows if not row.pictures))
 
 
 def as_roots(rows: list[PromptRow], rollout: int, *, first: int = 0) -> Part:

@@ -39,11 +39,12 @@ class ARPipeline:
             return sample.with_frontier(Part.concat(pieces))
 
     def refuse(self, prompts: Media, sampling: ARSamplingParams) -> None:
-        """ValueError for prompts that the model cannot take or that leave no room for a response, and for stop strings
-        that never come.
+        """ValueError for prompts that the model cannot take or that leave no room for a response, and for stops that
+        never come. Without prompts, for the latter alone.
         """
         end_tokens(self.stage.family, self.stage.bundle, sampling)
-        self._prompts(prompts, sampling)
+        if prompts.required_texts:
+            self._prompts(prompts, sampling)
 
     def _prompts(self, prompts: Media, sampling: ARSamplingParams) -> PromptTokens:
         family, bundle = self.stage.family, self.stage.bundle

@@ -105,8 +105,10 @@ class TinyLM(TransformersLM):
         return TrainedTokens(tokens, [False] * start + [True] * (end - start + 1))
 
     def _refuse_unknown(self, name: str, text: str) -> None:
+        if not text:
+            raise ValueError(f"the {name} is empty: a response needs a character to start from")
         unknown = sorted(set(text) - set(self.characters))
-        if unknown or not text:
+        if unknown:
             raise ValueError(f"the {name} {text!r} must be of the characters {self.characters!r}, it has {unknown}")
 
     def _tokenizer(self) -> Any:

@@ -7,7 +7,7 @@ import functools
 from typing import Literal
 
 from unirl.algorithms.token_base import TokenAlgorithm
-from unirl.data.prompts import PromptRow
+from unirl.data.prompts import PromptRow, plain_texts
 from unirl.distributed.group.placement import Slab
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.base import LanguageFamily
@@ -120,12 +120,10 @@ class ARTrainer(RLTrainer):
         self.critic = slab.spawn(Critic, self.backend, train.geometry) if train.backend.critic else None
 
     def _refuse_prompts(self) -> None:
-        """Prompts that do not fit are told of now, not by the step that draws them; those with pictures are then."""
+        """What does not fit the model is told of now, not by the step that draws them; those with pictures are then."""
         config = self.config
         rows = [*self.prompts.source, *(() if config.eval is None else config.eval.prompts.rows())]
-        texts = list(dict.fromkeys(row.prompt for row in rows if not row.pictures))
-        if texts:
-            self.rollout.refuse(Media(texts=texts), config.sampling)
+        self.rollout.refuse(Media(texts=plain_texts(rows)), config.sampling)
 
     def step(self, number: int) -> Metrics:
         config = self.config

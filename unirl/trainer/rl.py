@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 import torch
 
+from unirl.data.overlap import warn_of_overlap
 from unirl.data.prompts import PromptRow, PromptSampler, PromptSource
 from unirl.distributed.group.placement import Slab
 from unirl.reward.service import RewardConfig, RewardService
@@ -102,6 +103,9 @@ class RLTrainer(PolicyTrainer):
         super().__init__(config)
         self._rl = config
         self.prompts = PromptSampler(config.data.prompts.rows(), config.data.prompts_per_step, config.run.seed)
+        if config.eval is not None:
+            evaluated = {row.key: row.prompt for row in config.eval.prompts.rows()}
+            warn_of_overlap("eval.prompts", evaluated, [row.key for row in self.prompts.source])
 
     @final
     def spawn_sampler(self, slab: Slab, pipeline: Any) -> None:

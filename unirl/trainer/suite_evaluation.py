@@ -20,7 +20,7 @@ import torch
 
 from unirl.config.error import ConfigError, nearest
 from unirl.config.recipes import shipped_recipes
-from unirl.data.prompts import PromptRow, as_roots
+from unirl.data.prompts import PromptRow, as_roots, plain_texts
 from unirl.data.suite_prompts import ALL, answer_skills, skill_of
 from unirl.distributed.tensor.plane import resolved
 from unirl.observability.charts import evenly
@@ -156,9 +156,7 @@ def evaluate(asked: Asked, suite: Suite) -> SuiteEvaluation:
         sampling = _sampling(found.config, asked.seed, number)
         batch = _batch_size(found.config)
         engine = found.sampler(asked.weights, batch)
-        texts = list(dict.fromkeys(row.prompt for row in suite.rows if not row.pictures))
-        if texts:
-            engine.refuse(Media(texts=texts), sampling)
+        engine.refuse(Media(texts=plain_texts(suite.rows)), sampling)
         shown, samples, pictures = _shown(suite.rows), list[Judged](), dict[int, torch.Tensor]()
         for first, request in _requests(suite.rows, sampling, number, max(1, batch // number)):
             filled = resolved(engine.generate(request), reads=("media",))

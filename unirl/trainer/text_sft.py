@@ -9,7 +9,8 @@ from typing import Literal
 
 from unirl.algorithms.token_sft import TokenSFT
 from unirl.data.conversations import ConversationSampler, ConversationSource, as_conversations
-from unirl.data.prompts import PromptRow, PromptSource
+from unirl.data.overlap import warn_of_overlap
+from unirl.data.prompts import PromptRow, PromptSource, plain_texts
 from unirl.distributed.group.placement import Slab
 from unirl.models.ar_pipeline import ARPipeline
 from unirl.models.base import LanguageFamily
@@ -23,6 +24,7 @@ from unirl.trainer.run import RunConfig
 from unirl.trainer.sft import SFTTrainer, SupervisedConfig
 from unirl.trainer.text_evaluation import TextEvalConfig
 from unirl.types.conversation import Conversation
+from unirl.types.media import Media
 from unirl.types.metric import values
 from unirl.types.sample import Part
 from unirl.types.sampling import ARSamplingParams
@@ -115,6 +117,9 @@ class TextSFTTrainer(SFTTrainer):
         held_out = None if self.config.eval is None else self.config.eval.records
         self.loaded = self.config.data.records.rows()
         self.loaded_held_out = () if held_out is None else held_out.rows()
+        evaluated = {repr(conversation): conversation[0].text for conversation in self.loaded_held_out}
+        if evaluated:
+            warn_of_overlap("eval.records", evaluated, [repr(conversation) for conversation in self.loaded])
 
     def prepare(self, slab: Slab) -> ConversationSampler:
         config = self.config
@@ -133,6 +138,7 @@ class TextSFTTrainer(SFTTrainer):
             )
         if config.eval is not None and config.eval.reward is not None:
             self.spawn_judged(slab, ARPipeline, config.eval, config.eval.reward)
+            self.sampler.refuse(Media(texts=plain_texts(config.eval.prompts.rows())), config.sampling)
         return ConversationSampler(kept, config.data.batch_size, config.run.seed)
 
     def evaluate(self) -> Evaluation | None:
@@ -154,13 +160,16 @@ class TextSFTTrainer(SFTTrainer):
         """Those that the limit lets through; what it changes is counted in the log."""
         survey: Survey = self.encoder.survey(as_conversations(conversations, 0))
         limit = self.config.data.limit
-        kept = survey.kept(limit).tolist()
+        try:
+            kept = survey.kept(limit).tolist()
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
         if not kept:
-            raise ValueError(f"{name}: each conversation has more than max_tokens={limit.max_tokens} tokens")
-        if limit.max_tokens is not None and len(kept) < len(conversations):
+            raise ValueError(f"{name}: each conversation has more than {limit.named(survey.context)} tokens")
+        if len(kept) < len(conversations):
             dropped = len(conversations) - len(kept)
             logger.warning("%s: %d of %d conversations are too long: dropped", name, dropped, len(conversations))
-        cut = 0 if limit.max_tokens is None else int((survey.lengths[kept] > limit.max_tokens).sum())
+        cut = int((survey.lengths[kept] > limit.within(survey.context)).sum())
         if cut:
             logger.warning("%s: %d of %d conversations are truncated", name, cut, len(kept))
         open_ended = int((~survey.ends).sum())

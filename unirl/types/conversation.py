@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 Turns = Literal["all", "last"]  # of the assistant, that are trained
+_SAID = ("reasoning_content", "tool_calls")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,16 @@ class Message:
     def pictures(self) -> tuple[Path, ...]:
         """All that is pictures."""
         return tuple(piece for piece in self.content if isinstance(piece, Path))
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The fields, where there are any, in which the assistant says something beside the content."""
+        return tuple(name for name in _SAID if self.fields.get(name))
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing at all."""
+        return not (self.text.strip() or self.pictures or self.said)
 
 
 Conversation = tuple[Message, ...]

@@ -105,6 +105,8 @@ class ARSamplingParams:
             raise ValueError(f"top_k must not be negative (0 is off), got {self.top_k}")
         if "" in self.stop:
             raise ValueError(f"stop holds an empty string, which every text contains: {list(self.stop)}")
+        if any(token < 0 for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids are ids of tokens, 0 or more, got {list(self.stop_token_ids)}")
 
     @property
     def truncated_support(self) -> bool:

@@ -91,6 +91,30 @@ def test_columns_of_other_names_are_named_in_the_recipe_and_further_ones_are_lef
     assert stored(tmp_path, rows, columns=names).rows() == READ[:1]
 
 
+@pytest.mark.parametrize("first", ["completion", "response"])
+def test_the_column_named_is_read_whatever_its_row_holds_beside_it_and_in_which_order(
+    first: str, tmp_path: Path
+) -> None:
+    row = {"prompt": "1+1?", "completion": "2", "response": "wrong"}
+    ordered = {key: row[key] for key in sorted(row, key=lambda key: key != first)}
+    assert as_json(tmp_path, [ordered], columns={"response": "completion"}).rows() == READ[:1]
+    swapped = {"prompt": "2", "response": "1+1?"}
+    names = {"prompt": "response", "response": "prompt"}
+    assert as_json(tmp_path, [swapped], columns=names).rows() == READ[:1]
+
+
+@kinds
+def test_a_column_that_is_named_and_not_there_is_an_error_with_those_there_are(stored: Stored, tmp_path: Path) -> None:
+    told = r":1: the row has no column 'completion', which is to be its response \(columns: \['prompt', 'response'\]"
+    with pytest.raises(ValueError, match=told):
+        stored(tmp_path, [PAIR, PAIR], columns={"response": "completion"}).rows()
+
+
+def test_one_column_for_two_things_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"columns takes one column for two things: \{'prompt': 'text', 'response'"):
+        as_json(tmp_path, [PAIR], columns={"prompt": "text", "response": "text"})
+
+
 @kinds
 def test_a_malformed_row_is_an_error_with_its_number(stored: Stored, tmp_path: Path) -> None:
     rows = [PAIR, {"prompt": "2+2?", "response": None}, PAIR]
@@ -159,6 +183,10 @@ def turn(role: str, content: Any, **more: Any) -> dict[str, Any]:
         ({"messages": [turn("user", "a")]}, "no turn is the assistant's"),
         ({"messages": [turn("assistant", "a")]}, "the first turn is the assistant's"),
         ({"messages": [turn("user", "a"), turn("system", "b"), turn("assistant", "c")]}, "a system turn comes first"),
+        ({"prompt": "a", "response": ""}, "a turn of the assistant is empty: there is nothing to learn from it but"),
+        ({"prompt": "a", "response": " \n"}, "a turn of the assistant is empty"),
+        ({"messages": [turn("user", "a"), turn("assistant", [])]}, "a turn of the assistant is empty"),
+        ({"messages": [turn("user", "a"), turn("assistant", None, tool_calls=[])]}, "a turn of the assistant is"),
         ({"messages": [turn("user", [{"type": "audio"}])]}, "a piece of content is a text, or an image"),
         ({"messages": [turn("user", [{"type": "image", "image": "no.png"}])]}, "there is no such picture"),
     ],

@@ -45,7 +45,7 @@ def test_bytes_that_are_no_utf_8_spoil_their_own_line_alone(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "the line is blank"),
+        ("", r"the line is blank \(take it out, also at the end of the file\)"),
         ("  ", "the line is blank"),
         ('{"a": 1', "not valid JSON"),
         ("[]", "must be a JSON object, got list"),
@@ -55,7 +55,10 @@ def test_bytes_that_are_no_utf_8_spoil_their_own_line_alone(tmp_path: Path) -> N
         ('{"a": {"b": 1, "b": 1}}', r"a key stands twice \(\['b'\]\)"),
         ('{"a": NaN}', r"not a JSON number \(NaN\)"),
         ('{"a": -Infinity}', r"not a JSON number \(-Infinity\)"),
+        ('{"a": ' + "7" * 5000 + "}", r"^a number is too long \(5000 digits; write it as a string\)$"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "^brackets are nested too deeply$"),
     ],
+    ids=lambda text: text[:20],
 )
 def test_what_is_no_plain_json_object_is_refused_with_the_reason(line: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -60,6 +60,21 @@ def test_a_text_row_is_the_stripped_line(tmp_path: Path) -> None:
     assert source.rows() == (PromptRow("a cat"), PromptRow("a dog"))
 
 
+def test_a_name_without_a_suffix_is_a_text_file(tmp_path: Path) -> None:
+    assert FilePrompts(prompt_file(tmp_path, "a cat", name="prompts")).rows() == (PromptRow("a cat"),)
+
+
+@pytest.mark.parametrize("name", ["prompts.csv", "prompts.json", "prompts.JSONL", "prompts.parquet"])
+def test_a_file_that_is_neither_text_nor_json_lines_is_refused_with_what_is_read(tmp_path: Path, name: str) -> None:
+    path = prompt_file(tmp_path, GOOD, name=name)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
+        FilePrompts(path)
+    assert str(caught.value) == (
+        'prompts are read from a .jsonl file, an object such as {"prompt": "a cat"} a line, or from a .txt file, a '
+        f"prompt a line: {path} is neither; write it as one of them"
+    )
+
+
 def test_a_prompt_may_hold_a_line_separator(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "two\u2028lines"}, ensure_ascii=False)
     assert FilePrompts(prompt_file(tmp_path, line)).rows() == (PromptRow("two\u2028lines"),)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -71,6 +73,28 @@ def test_truncation_keeps_the_prompt_and_the_start_of_the_response_and_never_lea
     for cut, full in zip(part.split([1] * 4), whole.split([1] * 4), strict=True):
         count = len(text(cut).tokens)
         assert torch.equal(text(cut).tokens, text(full).tokens[:count])
+
+
+@pytest.mark.parametrize("most", [None, 12, 13])
+def test_without_a_lower_limit_the_models_context_is_the_limit(most: int | None) -> None:
+    """PAIRS have 6, 13, 9, 9 and 26 tokens."""
+    short = language_policy(dataclasses.replace(SMALL, context=12))
+    limit, own = TokenLimit(max_tokens=most), "max_tokens=12" if most == 12 else "the model's context of 12"
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
+        surveyed(short, limit).kept(limit)
+    assert str(caught.value) == (
+        f"2 of 5 conversations have more than {own} tokens, conversation 2 has 13: shorten what is longer, or set "
+        "data.limit={max_tokens: 12, too_long: drop} (or truncate)"
+    )
+
+
+def test_what_is_longer_than_the_models_context_is_dropped_or_truncated_where_that_is_asked_for() -> None:
+    short = language_policy(dataclasses.replace(SMALL, context=12))
+    dropped = TokenLimit(max_tokens=100, too_long="drop")
+    assert surveyed(short, dropped).kept(dropped).tolist() == [0, 2, 3]
+    cut = TokenLimit(max_tokens=100, too_long="truncate")
+    assert surveyed(short, cut).kept(cut).tolist() == [0, 1, 2, 3, 4]
+    assert text(encoded(short, *PAIRS, limit=cut)).lengths.tolist() == [2, 3, 8, 4, 5]
 
 
 def test_a_conversation_that_the_model_cannot_be_shown_is_named(backend: FSDPBackend) -> None:

@@ -114,6 +114,42 @@ def test_conversations_that_are_too_long_are_refused_dropped_or_truncated_before
         TextSFTTrainer(two).fit()
 
 
+def test_a_conversation_longer_than_the_models_context_is_refused_before_the_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ROWS have 6, 6, 29 and 32 tokens."""
+    told = r"data\.records: 1 of 4 conversations have more than the model's context of 31 tokens, conversation 4 has 32"
+    with pytest.raises(ConfigError, match=told):
+        TextSFTTrainer(with_rows(tmp_path, "model.context=31")).fit()
+    drop = "data.limit={max_tokens: 99, too_long: drop}"
+    with caplog.at_level(logging.WARNING):
+        TextSFTTrainer(with_rows(tmp_path, "model.context=31", drop, "run.name=drop")).fit()
+    assert "data.records: 1 of 4 conversations are too long: dropped" in caplog.text
+
+
+def test_held_out_conversations_that_are_trained_are_told_of_unless_they_are_all_there_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = with_rows(tmp_path, evaluation="{records: SOURCE}")
+    (tmp_path / "held_out.jsonl").write_text(
+        '{"prompt": "1+1=", "response": "2"}\n{"prompt": "1+1=", "response": "3"}\n'
+    )
+    other = with_rows(tmp_path, f"eval.records.path={tmp_path}/held_out.jsonl", evaluation="{records: SOURCE}")
+    with caplog.at_level(logging.WARNING):
+        TextSFTTrainer(same).load()
+        assert caplog.text == ""
+        TextSFTTrainer(other).load()
+    assert "eval.records: 1 of 2 are trained on as well, such as '1+1=': figures of these are not held" in caplog.text
+
+
+def test_a_prompt_of_an_evaluation_that_does_not_fit_stops_a_run_before_its_first_step(tmp_path: Path) -> None:
+    prompts = "{_target_: unirl.data.prompts.ListedPrompts, prompts: [a]}"
+    reward = "{scorers: {short: {scorer: {_target_: unirl.reward.scorers.length.Length, most: 3}}}}"
+    config = with_rows(tmp_path, evaluation=f"{{prompts: {prompts}, reward: {reward}}}")
+    with pytest.raises(ConfigError, match="max_new_tokens=256 more it does not fit the model's context of 256"):
+        TextSFTTrainer(config).fit()
+
+
 def test_a_geometry_changes_no_metric_of_a_run(tmp_path: Path) -> None:
     whole = read(TextSFTTrainer(with_rows(tmp_path, "run.name=whole")).fit() / "metrics.jsonl")
     cut = with_rows(tmp_path, "run.name=cut", "train.geometry={token_budget: 12}")

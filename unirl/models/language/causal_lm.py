@@ -79,8 +79,11 @@ class CausalLM(TransformersLM):
             raise ValueError("the conversation has pictures, which a CausalLM does not see: take a VisionLanguage")
         tokenizer, ends = bundle.processors["tokenizer"], self.end_tokens(bundle)
         if self._plain(tokenizer):
-            return plain_tokens(tokenizer, messages, _end(tokenizer, ends))
-        return self._chat(tokenizer).trained(messages, turns, ends)
+            found = plain_tokens(tokenizer, messages, _end(tokenizer, ends))
+        else:
+            found = self._chat(tokenizer).trained(messages, turns, ends)
+        refuse_length(messages[0].text, found.tokens[: found.prompt], self.max_prompt_tokens)
+        return found
 
     def _prompt(self, tokenizer: Any, text: str) -> list[int]:
         if self._plain(tokenizer):

@@ -124,6 +124,9 @@ def rendered(render: Render, messages: Conversation, turns: Turns) -> Rendered:
                 )
             # The answer may start with what the template opens its turn with, such as <think>.
             _refuse_loss(messages[number], closed[max(len(opening) - len(messages[number].text), 0) :])
+            for field in messages[number].said:
+                if closed == _rendered_without(field, render, mappings[: number + 1]):
+                    raise ValueError(_left_out(f"{field} of the assistant's turn {number + 1}"))
             spans.append((len(opening), len(closed)))
     except TemplateError as error:
         raise ValueError(f"the chat template refuses the conversation ({error})") from error
@@ -158,6 +161,9 @@ def plain_tokens(tokenizer: Any, messages: Conversation, end: int) -> TrainedTok
 def plain(messages: Conversation) -> Rendered:
     """A prompt and its response as they stand, one behind the other."""
     roles = [message.role for message in messages]
+    fields = sorted({field for message in messages for field in message.fields})
+    if fields:
+        raise ValueError(f"without a chat template a turn is its text alone, and {fields} would be left out")
     if roles != ["user", "assistant"]:
         raise ValueError(f"without a chat template a conversation is a prompt and its response, got the turns {roles}")
     prompt, response = (message.text for message in messages)
@@ -231,7 +237,22 @@ def _opening(tokenizer: Any) -> list[int]:
 def _refuse_loss(message: Message, turn: str) -> None:
     if "".join(message.text.split()) not in "".join(turn.split()):  # templates set blanks as they like
         shown = message.text if len(message.text) <= 60 else f"{message.text[:60]}..."
-        raise ValueError(
-            f"the chat template leaves out a part of the assistant's turn {shown!r}, such as its reasoning: it would "
-            "not be learnt; take another template, or leave that part out of the data"
-        )
+        raise ValueError(_left_out(f"a part of the assistant's turn {shown!r}, such as its reasoning"))
+
+
+def _rendered_without(field: str, render: Render, mappings: list[dict[str, Any]]) -> str | None:
+    """The conversation without this field of its last turn; None where the template insists on it."""
+    from jinja2 import TemplateError
+
+    last = {key: value for key, value in mappings[-1].items() if key != field}
+    try:
+        return render([*mappings[:-1], last], False)
+    except TemplateError:
+        return None
+
+
+def _left_out(part: str) -> str:
+    return (
+        f"the chat template leaves out {part}: it would not be learnt; take another template, or leave that part out "
+        "of the data"
+    )

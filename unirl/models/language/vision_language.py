@@ -149,6 +149,7 @@ class VisionLanguage(TransformersLM):
                 "a picture stands behind the first turn that is trained: train the last turn only "
                 "(data.limit.turns=last)"
             )
+        refuse_length(messages[0].text, whole.tokens[: whole.prompt], self.max_prompt_tokens)
         return whole
 
     def positions(self, bundle: Bundle, prompts: PromptTokens) -> tuple[torch.Tensor, torch.Tensor]:

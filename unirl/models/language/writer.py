@@ -19,8 +19,15 @@ _BYTES_OF_A_CHARACTER = 4
 def end_tokens(family: LanguageFamily, bundle: Bundle, sampling: ARSamplingParams) -> tuple[int, ...]:
     """What ends a response: the model's own, `stop_token_ids`, and the special tokens among the strings of `stop`.
 
-    ValueError for a string of `stop` that has a special token within it.
+    ValueError for a string of `stop` that has a special token within it, and for tokens that the model does not have.
     """
+    vocabulary = family.vocabulary(bundle)
+    beyond = [token for token in sampling.stop_token_ids if token >= vocabulary]
+    if beyond:
+        raise ValueError(
+            f"sampling.stop_token_ids={beyond} are no tokens of the model, whose ids are 0 to {vocabulary - 1}: no "
+            "response would end there"
+        )
     special = family.special_tokens(bundle)
     for stop in sampling.stop:
         within = next((name for name in special if name in stop and stop not in special), None)

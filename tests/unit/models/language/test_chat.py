@@ -160,6 +160,32 @@ def test_a_template_that_drops_what_the_assistant_said_is_refused(loaded: Any) -
         family.conversation(bundle, said(("user", "a"), ("assistant", "<think>x</think>b")), "all")
 
 
+def called(**fields: Any) -> Conversation:
+    return (Message("user", ("a",)), Message("assistant", (), fields))
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "reasoning_content"])
+def test_a_template_that_does_not_show_a_call_or_the_reasoning_is_refused(loaded: Any, field: str) -> None:
+    family, bundle = loaded(CHATML)
+    with pytest.raises(ValueError, match=f"the chat template leaves out {field} of the assistant's turn 2: it would"):
+        family.conversation(bundle, called(**{field: "add(1)"}), "all")
+    family, bundle = loaded(CHATML.replace("m.content", f"(m.{field} or '') + m.content"))
+    assert learnt(bundle, family.conversation(bundle, called(**{field: "add(1)"}), "all")) == ["add(1)<|im_end|>"]
+
+
+def test_a_template_that_insists_on_a_call_shows_it(loaded: Any) -> None:
+    asked = "(m.tool_calls or m.content or raise_exception('a turn says something'))"
+    family, bundle = loaded(CHATML.replace("m.content", asked))
+    assert learnt(bundle, family.conversation(bundle, called(tool_calls="f()"), "all")) == ["f()<|im_end|>"]
+
+
+def test_without_a_template_what_is_beside_the_text_is_refused(loaded: Any) -> None:
+    small = TinyLM(layers=1, width=16, heads=2)
+    for family, bundle in (loaded(None), (small, small.load(CPU, torch.float32))):
+        with pytest.raises(ValueError, match=r"a turn is its text alone, and \['tool_calls'\] would be left out"):
+            family.conversation(bundle, called(tool_calls=[{"function": {"name": "f"}}]), "all")
+
+
 def test_what_a_template_refuses_is_told_with_its_reason(loaded: Any) -> None:
     family, bundle = loaded(STRICT)
     assert learnt(bundle, family.conversation(bundle, said(("user", "a"), ("assistant", "b")), "all")) == ["b</s>"]
@@ -184,6 +210,16 @@ def test_fields_beside_the_content_reach_the_template(loaded: Any) -> None:
     assert learnt(bundle, found) == ["add(1)<|im_end|>", "two<|im_end|>"]
 
 
+def test_a_conversation_whose_prompt_no_rollout_would_take_is_refused(loaded: Any) -> None:
+    pair = said(("user", "hello"), ("assistant", "hi"))
+    for written, tokens in ((None, 5), (CHATML, 24)):
+        family, bundle = loaded(written, max_prompt_tokens=tokens)
+        assert family.conversation(bundle, pair, "all").prompt == tokens
+        family, bundle = loaded(written, max_prompt_tokens=tokens - 1)
+        with pytest.raises(ValueError, match=f"'hello' has {tokens} tokens, more than max_prompt_tokens={tokens - 1}"):
+            family.conversation(bundle, pair, "all")
+
+
 def test_pictures_are_refused_by_a_model_that_does_not_see_them(loaded: Any) -> None:
     family, bundle = loaded(CHATML)
     with pytest.raises(ValueError, match="has pictures, which a CausalLM does not see"):
@@ -199,7 +235,7 @@ def test_the_small_model_learns_the_response_and_its_end() -> None:
     refused = partial(family.conversation, bundle, turns="all")
     with pytest.raises(ValueError, match=r"the conversation 'ab:c' must be of the characters 'ab:', it has \['c'\]"):
         refused(said(("user", "ab:"), ("assistant", "c")))
-    with pytest.raises(ValueError, match="the prompt '' must be of the characters"):
+    with pytest.raises(ValueError, match="the prompt is empty: a response needs a character to start from"):
         refused(said(("user", ""), ("assistant", "a")))
 
 
