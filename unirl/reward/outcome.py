@@ -23,12 +23,14 @@ class Outcome:
 def isolate(name: str, scorer: Scorer, samples: list[ScorerInput]) -> list[Outcome]:
     """An outcome per sample; a batch that raises is halved until the samples to blame stand alone.
 
+    Every call gets metadata of its own: samples of a prompt share theirs, and so do scorers.
+
     ValueError where the scorer breaks its contract: how many scores it returns, and of which type.
     """
     if not samples:
         return []
     try:
-        returned = scorer.score(list(samples))
+        returned = scorer.score([sample.own() for sample in samples])
     except Exception as error:  # noqa: BLE001 - scorers are anybody's code; what they raise costs a sample, not the run
         if len(samples) == 1:
             return [Outcome(math.nan, f"{name}: {samples[0].id}: {type(error).__name__}: {error}", error)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
@@ -23,7 +24,7 @@ class ScorerInput:
     text:     what a language model wrote, or None
     source:   the picture that the prompt comes with (editing, image-to-video), `(H, W, 3)` uint8, read-only; None where
               there is none, or several
-    metadata: the dict of the prompt row (answers, targets)
+    metadata: the dict of the prompt row (answers, targets); a scorer gets one of its own
     """
 
     id: str
@@ -82,6 +83,10 @@ class ScorerInput:
         if key not in self.metadata:
             raise ValueError(f"{self.id}: metadata has no {key!r}, only {sorted(self.metadata)}: name the right key")
         return self.metadata[key]
+
+    def own(self) -> Self:
+        """This sample with metadata of its own, lists and dicts in it included: what is written there, no other sees."""
+        return dataclasses.replace(self, metadata=copy.deepcopy(self.metadata))
 
 
 class Unscored(float):

@@ -259,7 +259,7 @@ def set_measures(sample: Sample, measures: dict[str, SetMeasure]) -> dict[str, f
     return {
         f"{name}/{figure}": value
         for name, measure in measures.items()
-        for figure, value in measure.measure(list(inputs)).items()
+        for figure, value in measure.measure([entry.own() for entry in inputs]).items()
     }
 
 
