@@ -40,6 +40,11 @@ class PromptSource(ABC):
     def rows(self) -> tuple[PromptRow, ...]:
         """All rows, in file order. ValueError for malformed or missing data."""
 
+    @property
+    def origin(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
 
 @dataclasses.dataclass(frozen=True)
 class ListedPrompts(PromptSource):
@@ -73,6 +78,10 @@ class FilePrompts(PromptSource):
         self.rows()
         if self.skipped():
             logger.warning("%s: rows skipped: %s", self.path, self.skipped())
+
+    @property
+    def origin(self) -> str:
+        return str(self.path)
 
     def rows(self) -> tuple[PromptRow, ...]:
         rows, problems = self._parsed

@@ -85,7 +85,7 @@ class ScorerInput:
         return self.metadata[key]
 
     def own(self) -> Self:
-        """This sample with metadata of its own, lists and dicts in it included: what is written there, no other sees."""
+        """This sample with metadata of its own, nested lists and dicts too: what is written there, no other sees."""
         return dataclasses.replace(self, metadata=copy.deepcopy(self.metadata))
 
 
@@ -122,6 +122,12 @@ class Scorer(ABC):
     def needs(self) -> frozenset[Read]:
         """`reads`, where it does not depend on the settings."""
         return self.reads
+
+    def check_row(self, row: ScorerInput) -> None:  # noqa: B027 - most scorers take any prompt
+        """ValueError for a prompt of which no sample could be scored. row: prompt, metadata and an empty text.
+
+        Called for every prompt when a recipe is checked: it must be quick, and load nothing.
+        """
 
     def connect(self) -> None:  # noqa: B027 - most scorers need nobody else
         """Called when a run starts: ValueError where a server that it needs is not there or serves something else."""

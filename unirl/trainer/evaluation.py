@@ -58,6 +58,7 @@ class EvalConfig(ABC):
     def check(self, model: Family, sampling: SamplingParams, reward: RewardConfig, run: RunConfig) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
         reward.refuse_unscored(self.prompts.rows())
+        reward.refuse_rows(self.prompts.rows(), self.prompts.origin)
         self.judges(reward).refuse_names([TOTAL, INVALID])
         check_reads(self.judges(reward), model, sampling, self.prompts.rows())
         if run.keep_best:

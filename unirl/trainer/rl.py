@@ -84,6 +84,7 @@ class RLConfig(PolicyConfig):
         self.reward.refuse_names(figures)
         self.reward.refuse_unscored(rows)
         self.reward.refuse_idle(rows)
+        self.reward.refuse_rows(rows, data.prompts.origin)
         check_reads(self.reward, self.model, self.sampling, rows)
         if self.eval is None:
             self.run.refuse_best_without_evaluation()

@@ -37,14 +37,21 @@ class MathAnswer(Scorer):
     def prepare(self) -> None:
         _verified("1/2", r"\boxed{0.5}")
 
+    def check_row(self, row: ScorerInput) -> None:
+        self._gold(row)
+
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [self._score(sample) for sample in samples]
 
-    def _score(self, sample: ScorerInput) -> float:
+    def _gold(self, sample: ScorerInput) -> str:
         gold = sample.given(self.answer)
-        if type(gold) not in (str, int, float):
+        if type(gold) not in (str, int, float) or not str(gold).strip():
             raise ValueError(f"{sample.id}: metadata[{self.answer!r}] must be a number or text, got {gold!r}")
-        found = _verified(str(gold), sample.written)
+        return str(gold)
+
+    def _score(self, sample: ScorerInput) -> float:
+        gold = self._gold(sample)
+        found = _verified(gold, sample.written)
         if found is None:
             raise ValueError(f"{sample.id}: no mathematics found in the gold answer {gold!r}")
         return float(found)
