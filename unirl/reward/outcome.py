@@ -11,6 +11,10 @@ from unirl.reward.scorer import Scorer, ScorerInput, Unscored
 _LARGEST = 3.4028234663852886e38  # of float32, in which scores are kept
 
 
+class BrokenScorerError(ValueError):
+    """A scorer returned what is no list of scores, one a sample."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """A finite value and no cause, or NaN, a cause and the error that was raised, if one was."""
@@ -25,7 +29,7 @@ def isolate(name: str, scorer: Scorer, samples: list[ScorerInput]) -> list[Outco
 
     Every call gets metadata of its own: samples of a prompt share theirs, and so do scorers.
 
-    ValueError where the scorer breaks its contract: how many scores it returns, and of which type.
+    BrokenScorerError where the scorer breaks its contract: how many scores it returns, and of which type.
     """
     if not samples:
         return []
@@ -42,14 +46,14 @@ def isolate(name: str, scorer: Scorer, samples: list[ScorerInput]) -> list[Outco
 
 def _check_returned(name: str, returned: object, count: int) -> None:
     if not isinstance(returned, list | tuple):
-        raise ValueError(
+        raise BrokenScorerError(
             f"scorer {name} returned {type(returned).__name__}, not a list of floats (an array has .tolist())"
         )
     if len(returned) != count:
-        raise ValueError(f"scorer {name} returned {len(returned)} scores for {count} samples")
+        raise BrokenScorerError(f"scorer {name} returned {len(returned)} scores for {count} samples")
     for value in returned:
         if not isinstance(value, numbers.Real):
-            raise ValueError(
+            raise BrokenScorerError(
                 f"scorer {name} returned a {type(value).__name__} ({value!r}) as a score: return a float, "
                 'and float("nan") for a sample that cannot be scored'
             )

@@ -186,7 +186,8 @@ class RewardService(Remote):
     def score(self, sample: Sample) -> Scores:
         """Scores of the N frontier rows: components unweighted, total the weighted sum of those that apply to a row.
 
-        ValueError where a scorer breaks its contract (how many and what it returns), and for a row without a scorer.
+        BrokenScorerError where a scorer breaks its contract (how many and what it returns), ValueError for a row
+        without a scorer.
         """
         inputs = scorer_inputs(sample)
         self.config.refuse_unscored(inputs)

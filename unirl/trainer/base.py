@@ -28,6 +28,7 @@ from unirl.observability.report import write_report
 from unirl.observability.run_folder import RunFolder
 from unirl.observability.timing import PhaseTimer
 from unirl.observability.trackers import Trackers
+from unirl.reward.outcome import BrokenScorerError
 from unirl.train.backend.config import BackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.backend.parallel import refuse_ranks
@@ -287,7 +288,7 @@ def reported(work: Callable[[], str]) -> int:
         return 2
     except OSError as error:
         return _ended(f"error: {_reason(error)}", 1)
-    except (FloatingPointError, WorkerLostError) as error:
+    except (FloatingPointError, WorkerLostError, BrokenScorerError) as error:
         return _ended(f"error: {error}", 1)
     sys.stdout.write(f"{said}\n")
     return 0

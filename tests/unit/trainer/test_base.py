@@ -13,6 +13,7 @@ import torch
 
 from tests.unit.trainer.counting import Counting, Events, config, draws, lines, saved
 from unirl.config.error import ConfigError
+from unirl.reward.outcome import BrokenScorerError
 from unirl.trainer.base import Interrupted, reported, run
 
 
@@ -185,6 +186,7 @@ def test_a_folder_whose_recipe_cannot_be_read_is_refused(content: str, tmp_path:
         (OSError(errno.EFBIG, "could not save x"), 1, "error: could not save x\n"),
         (OSError("no connection to the hub"), 1, "error: no connection to the hub\n"),
         (FloatingPointError("not finite"), 1, "error: not finite\n"),
+        (BrokenScorerError("scorer mine returned NoneType"), 1, "error: scorer mine returned NoneType\n"),
     ],
 )
 def test_what_a_user_can_mend_ends_in_a_line_and_an_exit_code(
