@@ -3,27 +3,34 @@
 config.yaml    the resolved recipe           run.json       versions, git commit, command, seed, start time
 metrics.jsonl  one line a step               samples/       eval_000010.png ...
 checkpoints/   complete or invisible         report.html    self-contained
+.lock          held by the program that trains
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import fcntl
 import importlib.metadata
 import json
+import logging
 import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from unirl import __version__
+from unirl.config.error import ConfigError
 from unirl.observability.atomic import replace_file
 from unirl.observability.flatten import flatten
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES = ("torch", "diffusers", "transformers", "peft")
 # What may differ when a run is continued, since it changes no number of a step (but for the rounding of other devices):
@@ -68,6 +75,24 @@ class RunFolder:
         replace_file(folder.config, _yaml(config).encode())
         return folder
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other program trains in this folder inside the block; the lock ends with the process, even a killed one.
+
+        ConfigError where another one does. A file system that has no locks is warned of.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{self.path}: another program trains in this folder; wait for its end, or choose another run.name"
+                ) from error
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): start no second run in the same folder", self.path, error)
+            yield
+
     @property
     def path(self) -> Path:
         """The folder itself."""
@@ -82,6 +107,11 @@ class RunFolder:
     def info(self) -> Path:
         """Versions, git commit, command, seed, start times."""
         return self.path / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """An empty file that stays; what counts is who has locked it."""
+        return self.path / ".lock"
 
     @property
     def metrics(self) -> Path:
@@ -137,7 +167,8 @@ class RunFolder:
         if not self.config.exists():
             entries = sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
             # A start that was killed early leaves run.json alone, or a file written aside.
-            strangers = [name for name in entries if name != self.info.name and not name.endswith(".tmp")]
+            own = (self.info.name, self.lock.name)
+            strangers = [name for name in entries if name not in own and not name.endswith(".tmp")]
             if strangers:
                 raise ValueError(
                     f"{self.path} exists and is no run (no config.yaml; it holds {', '.join(strangers[:5])}); "

@@ -128,9 +128,12 @@ class Trainer(ABC):
         run = self._common.run
         config = dump(self._common)
         with refusals():
-            folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
+            folder = RunFolder(run.output, run.name)
+            folder.refuse_other(config)  # before a lock is put there
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
-        with _stop_requests() as stop:
+        with folder.held(), _stop_requests() as stop:
+            with refusals():
+                RunFolder.open(run.output, run.name, config=config, seed=run.seed)
             restarts = Restarts(run.max_restarts)
             while not self._trained(folder, store, stop, restarts):
                 pass

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from tests.unit.observability.runs import RL
+from unirl.config.error import ConfigError
 from unirl.observability.run_folder import RunFolder, changed_keys
 
 
@@ -118,8 +119,27 @@ def test_a_start_killed_before_its_recipe_was_written_starts_again(tmp_path: Pat
     folder = RunFolder.open(tmp_path, "demo", config=RL, seed=7)
     folder.config.unlink()
     (folder.path / ".config.yaml.123.tmp").write_text("half")
+    folder.lock.touch()
     assert RunFolder(tmp_path, "demo").recorded_seed() == 7
     assert RunFolder.open(tmp_path, "demo", config=RL, seed=7).read_info()["resumed"] == []
+
+
+def test_a_folder_is_held_by_one_at_a_time_and_let_go_by_a_process_that_is_killed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs", "demo")
+    program = (
+        "import sys, time; from pathlib import Path; from unirl.observability.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1]), 'demo').held(): print('held', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, str(folder.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=rf"^{folder.path}: another program trains in this folder; .* run\.name$"):
+            folder.held().__enter__()
+        other.kill()
+    for _ in range(2):
+        with folder.held():
+            RunFolder.open(folder.root, "demo", config=RL, seed=7)
 
 
 def test_a_run_without_its_run_json_cannot_go_on(tmp_path: Path) -> None:
