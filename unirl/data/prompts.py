@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -44,6 +46,13 @@ class PromptSource(ABC):
     def origin(self) -> str:
         """What messages call it."""
         return type(self).__name__
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all prompts with their metadata, in order; pictures are not read."""
+        rows = [[row.prompt, row.metadata] for row in self.rows()]
+        text = json.dumps(rows, sort_keys=True, default=lambda value: type(value).__qualname__)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One run on disk: `runs/<name>`.
 
-config.yaml    the resolved recipe           run.json       versions, git commit, command, seed, start time
+config.yaml    the resolved recipe           run.json       versions, git commit, command, seed, ...
 metrics.jsonl  one line a step               samples/       eval_000010.png ...
 checkpoints/   complete or invisible         report.html    self-contained
 .lock          held by the program that trains
@@ -53,23 +53,33 @@ class RunFolder:
 
     @classmethod
     def open(
-        cls, root: Path, name: str, *, config: Mapping[str, Any], seed: int, command: Sequence[str] | None = None
+        cls,
+        root: Path,
+        name: str,
+        *,
+        config: Mapping[str, Any],
+        seed: int,
+        digests: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
     ) -> RunFolder:
         """Make the folder for a run of `config` (the resolved recipe as plain data), or go on with it.
 
+        digests: of the data, by the key of the recipe that names it
         command: what was typed; None takes it from the interpreter
 
-        Refuses another recipe's folder as `refuse_other` does. A run that goes on keeps its run.json, to which the new
-        start is added, and takes over those settings of `config` that may differ.
+        Refuses the folder of another recipe, or of other data, as `refuse_other` does. A run that goes on keeps its
+        run.json, to which the new start is added, and takes over those settings of `config` that may differ.
         """
         folder = cls(root, name)
-        folder.refuse_other(config)
+        digests = dict(digests or {})
+        folder.refuse_other(config, digests)
         start = _start_record(sys.orig_argv if command is None else command)
         if folder.config.exists() and folder.metrics.exists():
             record = folder.read_info()
             record["resumed"].append(start)
         else:
             record = {"id": secrets.token_hex(8), "seed": seed, **start, "resumed": []}
+        record["digests"] = digests
         # The recipe comes last: a folder with a config.yaml is a whole one.
         replace_file(folder.info, (json.dumps(record, indent=2) + "\n").encode())
         replace_file(folder.config, _yaml(config).encode())
@@ -105,7 +115,7 @@ class RunFolder:
 
     @property
     def info(self) -> Path:
-        """Versions, git commit, command, seed, start times."""
+        """Versions, git commit, command, seed, start times, digests of the prompts."""
         return self.path / "run.json"
 
     @property
@@ -159,8 +169,9 @@ class RunFolder:
             raise ValueError(f"{self.config} holds no recipe; choose another run.name, or delete the folder")
         return recipe
 
-    def refuse_other(self, config: Mapping[str, Any]) -> None:
-        """Raise ValueError where the folder holds another recipe than `config`, or is no run at all. Writes nothing.
+    def refuse_other(self, config: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+        """Raise ValueError where the folder holds another recipe than `config` or a run on data of other digests, or is
+        no run at all. Writes nothing.
 
         A run without a line of metrics was refused while it loaded its model: its recipe may be mended.
         """
@@ -183,6 +194,13 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} holds a run of another recipe ({listed}); choose another run.name, or delete the folder "
                 f"to start anew"
+            )
+        began_with = {**digests, **self.read_info().get("digests", {})}
+        other = [key for key, digest in digests.items() if began_with[key] != digest]
+        if other:
+            raise ValueError(
+                f"{self.path} holds a run that began with other prompts in {' and '.join(other)}; put those back, "
+                "choose another run.name, or delete the folder to start anew"
             )
 
 

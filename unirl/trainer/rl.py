@@ -76,6 +76,10 @@ class RLConfig(PolicyConfig):
     rollout: Trainside = dataclasses.field(default_factory=Trainside)
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        return {"data.prompts": self.data.prompts.digest, **super().digests}
+
     def check_rollout(self, figures: Iterable[str]) -> tuple[PromptRow, ...]:
         """The prompts; ValueError where they, the reward and the batch do not fit. figures: names that are taken."""
         data, rows = self.data, self.data.prompts.rows()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import subprocess
 import sys
@@ -98,6 +99,27 @@ def test_another_recipe_is_refused_with_the_keys_that_differ_and_the_fix(tmp_pat
     assert "run.steps" not in message
     assert "choose another run.name, or delete the folder" in message
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+def test_a_run_goes_on_only_with_the_prompts_it_began_with(tmp_path: Path) -> None:
+    before = {"data.prompts": "1a", "eval.prompts": "2b"}
+    open_with = functools.partial(RunFolder.open, tmp_path, "demo", config=RL, seed=7)
+    open_with(digests={"data.prompts": "not yet begun"})
+    open_with(digests=before).metrics.write_text('{"step": 0}\n')
+    assert open_with(digests=before).read_info()["digests"] == before
+    told = "that began with other prompts in eval.prompts; put those back, choose another run.name, or delete the"
+    with pytest.raises(ValueError, match=told):
+        open_with(digests={**before, "eval.prompts": "3c"})
+
+
+def test_a_run_that_noted_no_prompts_takes_those_of_its_next_start(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    record = folder.read_info()
+    del record["digests"]
+    folder.info.write_text(json.dumps(record))
+    RunFolder.open(tmp_path, "demo", config=RL, seed=7, digests={"data.prompts": "1a"})
+    with pytest.raises(ValueError, match=r"other prompts in data\.prompts"):
+        RunFolder.open(tmp_path, "demo", config=RL, seed=7, digests={"data.prompts": "2b"})
 
 
 def test_a_recipe_that_was_refused_before_its_first_step_may_be_mended(tmp_path: Path) -> None:
