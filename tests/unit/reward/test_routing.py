@@ -232,7 +232,7 @@ def rows_of(folder: Path, *rows: dict[str, Any]) -> FilePrompts:
         (ExactMatch(), {"answer": None}, "must be text, a whole number or a list of these, got None"),
         (ExactMatch(), {"answer": 2.5}, "must be text, a whole number or a list of these, got 2.5"),
         (MultipleChoice(), {"answer": "E"}, "must be one letter of ABCD, got 'E'"),
-        (MathAnswer(), {"answer": ""}, "must be a number or text, got ''"),
+        (MathAnswer(), {"answer": ""}, "the gold answer is empty"),
         (MathAnswer(), {"answer": True}, "must be a number or text, got True"),
         (Arithmetic(), {"prompt": "1 + 1, or 2 + 2?"}, "holds 2 expressions"),
         (Arithmetic("sum"), {"sum": "1 / 0"}, "'1 / 0' has no value"),

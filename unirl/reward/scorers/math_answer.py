@@ -38,14 +38,15 @@ class MathAnswer(Scorer):
         _verified("1/2", r"\boxed{0.5}")
 
     def check_row(self, row: ScorerInput) -> None:
-        self._gold(row)
+        if not self._gold(row).strip():
+            raise ValueError(f"{row.id}: the gold answer is empty")
 
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [self._score(sample) for sample in samples]
 
     def _gold(self, sample: ScorerInput) -> str:
         gold = sample.given(self.answer)
-        if type(gold) not in (str, int, float) or not str(gold).strip():
+        if type(gold) not in (str, int, float):
             raise ValueError(f"{sample.id}: metadata[{self.answer!r}] must be a number or text, got {gold!r}")
         return str(gold)
 
