@@ -30,7 +30,7 @@ def check(recipe: str, more: list[str]) -> None:
     for name in recipes:
         config = load_recipe(name, overrides)
         with refusals():
-            RunFolder(config.run.output, config.run.name).refuse_other(dump(config))
+            RunFolder(config.run.output, config.run.name).refuse_other(dump(config), config.digests)
         print(f"ok: {name}")
 
 

@@ -273,6 +273,10 @@ NAMES = [
         DIGITS, f'reward.scorers.f={{scorer: {{{FUNCTION}, function: "math:sqrtt"}}}}',
         told=("function 'math:sqrtt': math has no 'sqrtt' (nearest: sqrt, isqrt)",),
     ),
+    bad(
+        DIGITS, f'reward.scorers.f={{scorer: {{{FUNCTION}, function: "./my_rewards:f"}}}}',
+        told=("reward.scorers.f.scorer: function must read 'module:name', got './my_rewards:f'",),
+    ),
     bad(DIGITS, f"eval.scorers.digit={{{JUDGE}}}", told=("eval.scorers ['digit'] carry the name of a reward scorer",)),
     bad(DIGITS, f"reward.scorers.mean={{scorer: {{{JUDGE}}}}}", told=("scorers named ['mean']", "names of their own")),
     bad(DIGITS, f"eval.scorers.reward={{{JUDGE}}}", told=("scorers named ['reward']", "names of their own")),

@@ -42,6 +42,10 @@ BAD: dict[str, tuple[str, ...]] = {
     "model.checkpoint=nowhere": ("checkpoint nowhere holds no config.json",),
     "eval.pass_at=[8]": ("pass_at=[8] cannot be told from samples_per_prompt=4 samples: take 1 to 4",),
     "eval.temperature=0": ("samples_per_prompt=4 at temperature 0 are copies of one text: take 1",),
+    "reward.scorers={match: {scorer: {_target_: unirl.reward.scorers.exact_match.ExactMatch}}}": (
+        "error: ListedPrompts: prompt 1, 'a b:': scorer match: the row: metadata has no 'answer', only []",
+        "3 bad rows in all: mend them, or keep the scorer from such prompts with its `when`",
+    ),
     "reward.scorers={mean: {scorer: {_target_: tests.digit_share.DigitShare}}}": ("mean",),
 }
 

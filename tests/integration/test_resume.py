@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -130,6 +131,28 @@ def test_a_folder_of_another_recipe_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=r"train\.backend\.optimizer\.lr"):
         DiffusionTrainer(load_recipe("diffusion/digits", other)).fit()
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_a_run_whose_prompt_file_was_replaced_is_refused_and_goes_on_once_it_is_back(tmp_path: Path) -> None:
+    from unirl.config.run import load_recipe
+    from unirl.trainer.diffusion import DiffusionTrainer
+
+    def train(steps: int) -> None:
+        own = ["prompts@data.prompts=file", f"data.prompts.path={prompts}"]
+        DiffusionTrainer(load_recipe("diffusion/digits", [*overrides("flow_grpo", tmp_path, steps=steps), *own])).fit()
+
+    prompts = tmp_path / "prompts.jsonl"
+    words = ("zero", "one", "two", "three")
+    rows = [{"prompt": f"a handwritten {word}", "digit": digit} for digit, word in enumerate(words)]
+    texts = ["".join(json.dumps(row) + "\n" for row in order) for order in (rows, rows[::-1])]
+    prompts.write_text(texts[0])
+    train(1)
+    prompts.write_text(texts[1])
+    with pytest.raises(ConfigError, match=r"run that began with other prompts in data\.prompts; put those back"):
+        train(2)
+    prompts.write_text(texts[0].replace(", ", " ,  "))
+    train(2)
+    assert [line["step"] for line in metrics(tmp_path)] == [0, 1, 2]
 
 
 def test_checkpoints_fall_on_every_second_step_and_once_on_the_last(context: ForkServerContext, tmp_path: Path) -> None:

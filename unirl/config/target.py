@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import pkgutil
 import sys
 from typing import Any
 
 from unirl.config.error import ConfigError, nearest, problem, shown
+from unirl.config.imports import import_named
 
 
 def target_class(target: Any, base: type, path: str) -> type:
@@ -37,13 +37,15 @@ def target_class(target: Any, base: type, path: str) -> type:
 
 def _import_namespace(module_name: str, path: str) -> dict[str, Any]:
     try:
-        return vars(importlib.import_module(module_name))
+        return vars(import_named(module_name))
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise _unknown_module(error.name, path) from error
         raise problem(path, f"cannot import {module_name} ({error}); install the package that it needs") from error
     except ImportError as error:
         raise problem(path, f"cannot import {module_name} ({error})") from error
+    except ValueError as error:
+        raise problem(path, str(error)) from error
 
 
 def _unknown_module(missing: str, path: str) -> ConfigError:

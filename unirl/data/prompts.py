@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -47,6 +49,18 @@ class PromptSource(ABC):
     def rows(self) -> tuple[PromptRow, ...]:
         """All rows, in file order. ValueError for malformed or missing data."""
 
+    @property
+    def origin(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all prompts with their metadata, in order; pictures are not read."""
+        rows = [[row.prompt, row.metadata] for row in self.rows()]
+        text = json.dumps(rows, sort_keys=True, default=lambda value: type(value).__qualname__)
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 @dataclasses.dataclass(frozen=True)
 class ListedPrompts(PromptSource):
@@ -86,6 +100,10 @@ class FilePrompts(PromptSource):
         self.rows()
         if self.skipped():
             logger.warning("%s: rows skipped: %s", self.path, self.skipped())
+
+    @property
+    def origin(self) -> str:
+        return str(self.path)
 
     def rows(self) -> tuple[PromptRow, ...]:
         rows, problems = self._parsed

@@ -55,6 +55,12 @@ def check_health(history: History, evaluation: Evaluation) -> list[Check]:
         _count(
             history, "reward/invalid", "Invalid samples", "samples that a scorer could not score; they do not train"
         ),
+        _count(
+            history,
+            "eval/invalid",
+            "Invalid evaluation samples",
+            "samples that a scorer could not score; the figures of an evaluation are means over the others",
+        ),
         _entropy(history),
         _truncated(history),
         _length(history),

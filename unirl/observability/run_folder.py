@@ -1,29 +1,36 @@
 """One run on disk: `runs/<name>`.
 
-config.yaml    the resolved recipe           run.json       versions, git commit, command, seed, start time
+config.yaml    the resolved recipe           run.json       versions, git commit, command, seed, ...
 metrics.jsonl  one line a step               samples/       eval_000010.png ...
 checkpoints/   complete or invisible         report.html    self-contained
+.lock          held by the program that trains
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import fcntl
 import importlib.metadata
 import json
+import logging
 import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from unirl import __version__
+from unirl.config.error import ConfigError
 from unirl.observability.atomic import replace_file
 from unirl.observability.flatten import flatten
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES = ("torch", "diffusers", "transformers", "peft")
 # What may differ when a run is continued, since it changes no number of a step (but for the rounding of other devices):
@@ -46,27 +53,55 @@ class RunFolder:
 
     @classmethod
     def open(
-        cls, root: Path, name: str, *, config: Mapping[str, Any], seed: int, command: Sequence[str] | None = None
+        cls,
+        root: Path,
+        name: str,
+        *,
+        config: Mapping[str, Any],
+        seed: int,
+        digests: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
     ) -> RunFolder:
         """Make the folder for a run of `config` (the resolved recipe as plain data), or go on with it.
 
+        digests: of the data, by the key of the recipe that names it
         command: what was typed; None takes it from the interpreter
 
-        Refuses another recipe's folder as `refuse_other` does. A run that goes on keeps its run.json, to which the new
-        start is added, and takes over those settings of `config` that may differ.
+        Refuses the folder of another recipe, or of other data, as `refuse_other` does. A run that goes on keeps its
+        run.json, to which the new start is added, and takes over those settings of `config` that may differ.
         """
         folder = cls(root, name)
-        folder.refuse_other(config)
+        digests = dict(digests or {})
+        folder.refuse_other(config, digests)
         start = _start_record(sys.orig_argv if command is None else command)
         if folder.config.exists() and folder.metrics.exists():
             record = folder.read_info()
             record["resumed"].append(start)
         else:
             record = {"id": secrets.token_hex(8), "seed": seed, **start, "resumed": []}
+        record["digests"] = digests
         # The recipe comes last: a folder with a config.yaml is a whole one.
         replace_file(folder.info, (json.dumps(record, indent=2) + "\n").encode())
         replace_file(folder.config, _yaml(config).encode())
         return folder
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other program trains in this folder inside the block; the lock ends with the process, even a killed one.
+
+        ConfigError where another one does. A file system that has no locks is warned of.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{self.path}: another program trains in this folder; wait for its end, or choose another run.name"
+                ) from error
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): start no second run in the same folder", self.path, error)
+            yield
 
     @property
     def path(self) -> Path:
@@ -80,8 +115,13 @@ class RunFolder:
 
     @property
     def info(self) -> Path:
-        """Versions, git commit, command, seed, start times."""
+        """Versions, git commit, command, seed, start times, digests of the prompts."""
         return self.path / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """An empty file that stays; what counts is who has locked it."""
+        return self.path / ".lock"
 
     @property
     def metrics(self) -> Path:
@@ -129,15 +169,17 @@ class RunFolder:
             raise ValueError(f"{self.config} holds no recipe; choose another run.name, or delete the folder")
         return recipe
 
-    def refuse_other(self, config: Mapping[str, Any]) -> None:
-        """Raise ValueError where the folder holds another recipe than `config`, or is no run at all. Writes nothing.
+    def refuse_other(self, config: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+        """Raise ValueError where the folder holds another recipe than `config` or a run on data of other digests, or is
+        no run at all. Writes nothing.
 
         A run without a line of metrics was refused while it loaded its model: its recipe may be mended.
         """
         if not self.config.exists():
             entries = sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
             # A start that was killed early leaves run.json alone, or a file written aside.
-            strangers = [name for name in entries if name != self.info.name and not name.endswith(".tmp")]
+            own = (self.info.name, self.lock.name)
+            strangers = [name for name in entries if name not in own and not name.endswith(".tmp")]
             if strangers:
                 raise ValueError(
                     f"{self.path} exists and is no run (no config.yaml; it holds {', '.join(strangers[:5])}); "
@@ -152,6 +194,13 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} holds a run of another recipe ({listed}); choose another run.name, or delete the folder "
                 f"to start anew"
+            )
+        began_with = {**digests, **self.read_info().get("digests", {})}
+        other = [key for key, digest in digests.items() if began_with[key] != digest]
+        if other:
+            raise ValueError(
+                f"{self.path} holds a run that began with other prompts in {' and '.join(other)}; put those back, "
+                "choose another run.name, or delete the folder to start anew"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
@@ -23,7 +24,7 @@ class ScorerInput:
     text:     what a language model wrote, or None
     source:   the picture that the prompt comes with (editing, image-to-video), `(H, W, 3)` uint8, read-only; None where
               there is none, or several
-    metadata: the dict of the prompt row (answers, targets)
+    metadata: the dict of the prompt row (answers, targets); a scorer gets one of its own
     """
 
     id: str
@@ -83,6 +84,10 @@ class ScorerInput:
             raise ValueError(f"{self.id}: metadata has no {key!r}, only {sorted(self.metadata)}: name the right key")
         return self.metadata[key]
 
+    def own(self) -> Self:
+        """This sample with metadata of its own, nested lists and dicts too: what is written there, no other sees."""
+        return dataclasses.replace(self, metadata=copy.deepcopy(self.metadata))
+
 
 class Unscored(float):
     """NaN with its cause: returned in place of a score, it spares the other samples of the batch a second call."""
@@ -117,6 +122,12 @@ class Scorer(ABC):
     def needs(self) -> frozenset[Read]:
         """`reads`, where it does not depend on the settings."""
         return self.reads
+
+    def check_row(self, row: ScorerInput) -> None:  # noqa: B027 - most scorers take any prompt
+        """ValueError for a prompt of which no sample could be scored. row: prompt, metadata and an empty text.
+
+        Called for every prompt when a recipe is checked: it must be quick, and load nothing.
+        """
 
     def connect(self) -> None:  # noqa: B027 - most scorers need nobody else
         """Called when a run starts: ValueError where a server that it needs is not there or serves something else."""

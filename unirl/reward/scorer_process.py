@@ -9,7 +9,7 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 
-from unirl.reward.outcome import isolate
+from unirl.reward.outcome import BrokenScorerError, isolate
 from unirl.reward.scorer import Scorer, ScorerInput
 
 _MARGIN = 5.0  # seconds over the time limit after which the process ends by itself, its parent being gone
@@ -39,7 +39,7 @@ def serve(connection: Connection) -> None:
 def _judged(name: str, scorer: Scorer, sample: ScorerInput) -> dict[str, float | str]:
     try:
         (outcome,) = isolate(name, scorer, [sample])
-    except ValueError as error:  # the scorer breaks its contract
+    except BrokenScorerError as error:
         return {"failure": str(error)}
     raised = "" if outcome.error is None else "".join(traceback.format_exception(outcome.error))
     return {"value": outcome.value, "cause": outcome.cause, "raised": raised}

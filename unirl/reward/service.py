@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 
+from unirl.data.lines import listing
 from unirl.distributed.group.dispatch import Dispatch
 from unirl.distributed.group.remote import Remote, remote
 from unirl.reward.outcome import Outcome, isolate
@@ -127,6 +128,28 @@ class RewardConfig:
             known = "; ".join(f"{key}: {_some(row.metadata.get(key) for row in prompts)}" for key in when)
             raise ValueError(f"the scorer {idle[0]} is for prompts with {when}, and no prompt is one. There is {known}")
 
+    def refuse_rows(self, prompts: Iterable[Prompted], origin: str) -> None:
+        """ValueError for prompts whose samples could not be scored by a scorer that counts in the reward.
+
+        origin: what the message calls the source of the prompts
+        """
+        problems = [
+            f"{origin}: prompt {number}, {row.prompt!r}: {problem}"
+            for number, row in enumerate(prompts, start=1)
+            for problem in self._row_problems(row)
+        ]
+        if problems:
+            raise ValueError(f"{listing(problems)}: mend them, or keep the scorer from such prompts with its `when`")
+
+    def _row_problems(self, row: Prompted) -> Iterator[str]:
+        shown = ScorerInput(id="the row", prompt=row.prompt, text="", metadata=dict(row.metadata))
+        for name, weighted in self.scorers.items():
+            if weighted.counts and weighted.applies(row.metadata):
+                try:
+                    weighted.scorer.check_row(shown)
+                except ValueError as error:
+                    yield f"scorer {name}: {error}"
+
     def absent(self, metadata: Sequence[Mapping[str, Any]]) -> list[str]:
         """The scorers that apply to none of these rows."""
         return [name for name, weighted in self.scorers.items() if not any(map(weighted.applies, metadata))]
@@ -163,7 +186,8 @@ class RewardService(Remote):
     def score(self, sample: Sample) -> Scores:
         """Scores of the N frontier rows: components unweighted, total the weighted sum of those that apply to a row.
 
-        ValueError where a scorer breaks its contract (how many and what it returns), and for a row without a scorer.
+        BrokenScorerError where a scorer breaks its contract (how many and what it returns), ValueError for a row
+        without a scorer.
         """
         inputs = scorer_inputs(sample)
         self.config.refuse_unscored(inputs)
@@ -259,7 +283,7 @@ def set_measures(sample: Sample, measures: dict[str, SetMeasure]) -> dict[str, f
     return {
         f"{name}/{figure}": value
         for name, measure in measures.items()
-        for figure, value in measure.measure(list(inputs)).items()
+        for figure, value in measure.measure([entry.own() for entry in inputs]).items()
     }
 
 

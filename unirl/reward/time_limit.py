@@ -22,7 +22,7 @@ import weakref
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from unirl.reward.outcome import Outcome
+from unirl.reward.outcome import BrokenScorerError, Outcome
 from unirl.reward.scorer import Scorer, ScorerInput
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class TimeLimited:
         self._workers: list[_Worker] = []
 
     def score(self, samples: list[ScorerInput]) -> list[Outcome]:
-        """An outcome per sample, in order; ValueError as `isolate`, RuntimeError where no process comes up."""
+        """An outcome per sample, in order; BrokenScorerError as `isolate`, RuntimeError where no process comes up."""
         outcomes: dict[int, Outcome] = {}
         waiting = collections.deque(range(len(samples)))
         try:
@@ -124,7 +124,7 @@ class TimeLimited:
             self._end(worker)
             return self._stopped(sample, f"the process that scored it ended ({status})")
         if "failure" in answer:
-            raise ValueError(answer["failure"])
+            raise BrokenScorerError(answer["failure"])
         error = RuntimeError(f"in the process of the scorer:\n{answer['raised']}") if answer["raised"] else None
         return Outcome(answer["value"], answer["cause"], error)
 

@@ -28,6 +28,7 @@ from unirl.observability.report import write_report
 from unirl.observability.run_folder import RunFolder
 from unirl.observability.timing import PhaseTimer
 from unirl.observability.trackers import Trackers
+from unirl.reward.outcome import BrokenScorerError
 from unirl.train.backend.config import BackendConfig
 from unirl.train.backend.fsdp import FSDPBackend
 from unirl.train.backend.parallel import refuse_ranks
@@ -58,6 +59,11 @@ class CommonConfig:
     placement: Placement = dataclasses.field(default_factory=Placement)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """Of the prompts under these keys of the recipe: a run goes on only with those that it began with."""
+        return {}
+
 
 class TrainConfig(Protocol):
     """backend: weights and optimizer; geometry: how a batch is cut into updates and micro-batches."""
@@ -78,6 +84,10 @@ class PolicyConfig(CommonConfig):
     train: TrainConfig
     sampling: SamplingParams
     eval: EvalConfig | None = None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {} if self.eval is None else {"eval.prompts": self.eval.prompts.digest}
 
     def check_batch(self, size: int) -> None:
         """ValueError where the ranks do not fit the model, or the geometry a batch of `size` samples."""
@@ -125,11 +135,14 @@ class Trainer(ABC):
         Raises Interrupted after a Ctrl-C or SIGTERM: the step under way is finished and saved first.
         """
         run = self._common.run
-        config = dump(self._common)
+        config, digests = dump(self._common), self._common.digests
         with refusals():
-            folder = RunFolder.open(run.output, run.name, config=config, seed=run.seed)
+            folder = RunFolder(run.output, run.name)
+            folder.refuse_other(config, digests)  # before a lock is put there
         store = CheckpointStore(folder.checkpoints, keep_last=run.keep_last, keep_best=run.keep_best)
-        with _stop_requests() as stop:
+        with folder.held(), _stop_requests() as stop:
+            with refusals():
+                RunFolder.open(run.output, run.name, config=config, seed=run.seed, digests=digests)
             restarts = Restarts(run.max_restarts)
             while not self._trained(folder, store, stop, restarts):
                 pass
@@ -287,7 +300,7 @@ def reported(work: Callable[[], str]) -> int:
         return 2
     except OSError as error:
         return _ended(f"error: {_reason(error)}", 1)
-    except (FloatingPointError, WorkerLostError) as error:
+    except (FloatingPointError, WorkerLostError, BrokenScorerError) as error:
         return _ended(f"error: {error}", 1)
     sys.stdout.write(f"{said}\n")
     return 0

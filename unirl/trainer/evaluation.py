@@ -29,6 +29,7 @@ from unirl.types.seed import derive_seed
 
 _CLIPS = 4  # prompts of which an evaluation of videos or sounds keeps a file
 TOTAL = "reward"  # `eval/reward` is the weighted sum
+INVALID = "invalid"  # `eval/invalid` counts the samples without one
 _MAX_INVALID = 0.99  # failures stop the run only where no sample has a reward
 
 
@@ -57,7 +58,8 @@ class EvalConfig(ABC):
     def check(self, model: Family, sampling: SamplingParams, reward: RewardConfig, run: RunConfig) -> None:
         """ValueError where this evaluation does not fit the rest of the run."""
         reward.refuse_unscored(self.prompts.rows())
-        self.judges(reward).refuse_names([TOTAL])
+        reward.refuse_rows(self.prompts.rows(), self.prompts.origin)
+        self.judges(reward).refuse_names([TOTAL, INVALID])
         check_reads(self.judges(reward), model, sampling, self.prompts.rows())
         if run.keep_best:
             self._check_best(reward, run)
@@ -153,10 +155,15 @@ class Evaluation:
 
 
 def judge(sample: Sample, scores: Scores, config: EvalConfig) -> Evaluation:
-    """Figures and samples of a filled evaluation sample, with the scores of its judges."""
+    """Figures and samples of a filled evaluation sample, with the scores of its judges.
+
+    Means are over the samples that have a score; `eval/invalid` says how many have no reward, where some have none.
+    """
     scores.accepted(_MAX_INVALID)
     valid = scores.total[scores.valid]
     metrics = {f"{EVAL}{TOTAL}": float(valid.double().mean()) if len(valid) else float("nan")}
+    if len(valid) < len(scores):
+        metrics[f"{EVAL}{INVALID}"] = float(len(scores) - len(valid))
     for name, column in scores.components.items():
         finite = column[torch.isfinite(column)]
         metrics[f"{EVAL}{name}"] = float(finite.double().mean()) if len(finite) else float("nan")

@@ -77,6 +77,10 @@ class RLConfig(PolicyConfig):
     rollout: Trainside = dataclasses.field(default_factory=Trainside)
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        return {"data.prompts": self.data.prompts.digest, **super().digests}
+
     def check_rollout(self, figures: Iterable[str]) -> tuple[PromptRow, ...]:
         """The prompts; ValueError where they, the reward and the batch do not fit. figures: names that are taken."""
         data, rows = self.data, self.data.prompts.rows()
@@ -85,6 +89,7 @@ class RLConfig(PolicyConfig):
         self.reward.refuse_names(figures)
         self.reward.refuse_unscored(rows)
         self.reward.refuse_idle(rows)
+        self.reward.refuse_rows(rows, data.prompts.origin)
         check_reads(self.reward, self.model, self.sampling, rows)
         if self.eval is None:
             self.run.refuse_best_without_evaluation()

@@ -237,10 +237,16 @@ def test_a_target_must_name_a_class_of_the_right_kind(target: Any, told: str) ->
     assert told in problem
 
 
-def test_a_target_in_a_module_that_lacks_a_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_in_a_module_that_fails_or_lacks_a_package_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "needy.py").write_text("import surely_not_installed\n")
     (tmp_path / "broken.py").write_text("from dataclasses import no_such_name\n")
+    (tmp_path / "raising.py").write_text("limit = 3\nlimit / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
+    [problem] = problems(changed("rule._target_", "raising.Window"))
+    place = f"{tmp_path}/raising.py:2"
+    assert problem == f"rule._target_: cannot import raising: {place}: ZeroDivisionError: division by zero"
     [problem] = problems(changed("rule._target_", "needy.Window"))
     assert "cannot import needy (No module named 'surely_not_installed'); install the package" in problem
     [problem] = problems(changed("rule._target_", "broken.Window"))

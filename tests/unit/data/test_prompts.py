@@ -257,3 +257,13 @@ def test_prompts_without_pictures_have_no_sources() -> None:
     media = as_roots([PromptRow("a dog")], 0).media
     assert media is not None
     assert media.sources is None
+
+
+def test_the_digest_is_of_prompts_metadata_and_their_order_and_of_nothing_else(tmp_path: Path) -> None:
+    rows = ['{"prompt": "a", "answer": 1, "skill": "x"}', '{"prompt": "b"}']
+    same = ['{"skill":"x","answer":1,"prompt":"a"}', rows[1]]
+    text = '{"prompt": "a", "answer": "1", "skill": "x"}'
+    others = [rows[::-1], rows[:1], [text, rows[1]], [rows[0], '{"prompt": "c"}']]
+    digest, again, *different = [FilePrompts(prompt_file(tmp_path, *lines)).digest for lines in (rows, same, *others)]
+    assert digest == again
+    assert len({digest, *different}) == 5

@@ -29,6 +29,7 @@ def states(**columns: list[float]) -> dict[str, str]:
         ("advantage__constant_groups", "constant groups", [1.0] * 9 + [0.5], [0.0] * 9 + [0.6]),
         ("train__skipped", "skipped steps", [0.0, 0.0], [0.0, 1.0, 0.0]),
         ("reward__invalid", "invalid samples", [0.0], [2.0, 0.0]),
+        ("eval__invalid", "invalid evaluation samples", [0.0], [math.nan, 7.0]),
         ("train__entropy", "entropy", [2.0, 0.2], [2.0, 0.19]),
         ("rollout__truncated", "truncated responses", [1.0] * 9 + [0.5], [0.0] * 9 + [0.6]),
     ],

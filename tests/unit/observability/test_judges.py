@@ -27,13 +27,13 @@ def partings(settings: dict[str, Any] = SETTINGS, **columns: list[float]) -> dic
 
 
 def test_scorers_are_sorted_by_what_the_recipe_trains() -> None:
-    told = history(svm=[1.0], knn=[1.0], digits__diversity=[1.0], digits__nearest=[1.0], reward=[2.5])
+    told = history(svm=[1.0], knn=[1.0], digits__diversity=[1.0], digits__nearest=[1.0], reward=[2.5], invalid=[3.0])
     evaluation = sort_evaluation(told, SETTINGS)
     # A single scorer stands for the reward by itself: times its weight of 2.5 no judge could be laid beside it.
     assert evaluation.trained == ["eval/svm"]
     assert evaluation.judges == ["eval/knn"]
     assert evaluation.diversity == ["eval/digits/diversity"]
-    assert evaluation.others == ["eval/digits/nearest"]
+    assert evaluation.others == ["eval/digits/nearest", "eval/invalid"]
 
 
 def test_of_several_scorers_the_sum_stands_for_the_reward() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 import yaml
 
 from tests.unit.observability.runs import RL
+from unirl.config.error import ConfigError
 from unirl.observability.run_folder import RunFolder, changed_keys
 
 
@@ -99,6 +101,27 @@ def test_another_recipe_is_refused_with_the_keys_that_differ_and_the_fix(tmp_pat
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
+def test_a_run_goes_on_only_with_the_prompts_it_began_with(tmp_path: Path) -> None:
+    before = {"data.prompts": "1a", "eval.prompts": "2b"}
+    open_with = functools.partial(RunFolder.open, tmp_path, "demo", config=RL, seed=7)
+    open_with(digests={"data.prompts": "not yet begun"})
+    open_with(digests=before).metrics.write_text('{"step": 0}\n')
+    assert open_with(digests=before).read_info()["digests"] == before
+    told = "that began with other prompts in eval.prompts; put those back, choose another run.name, or delete the"
+    with pytest.raises(ValueError, match=told):
+        open_with(digests={**before, "eval.prompts": "3c"})
+
+
+def test_a_run_that_noted_no_prompts_takes_those_of_its_next_start(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    record = folder.read_info()
+    del record["digests"]
+    folder.info.write_text(json.dumps(record))
+    RunFolder.open(tmp_path, "demo", config=RL, seed=7, digests={"data.prompts": "1a"})
+    with pytest.raises(ValueError, match=r"other prompts in data\.prompts"):
+        RunFolder.open(tmp_path, "demo", config=RL, seed=7, digests={"data.prompts": "2b"})
+
+
 def test_a_recipe_that_was_refused_before_its_first_step_may_be_mended(tmp_path: Path) -> None:
     RunFolder.open(tmp_path, "demo", config=RL, seed=7)
     mended = changed(lambda r: r["algorithm"].update(kl_coef=0.1))
@@ -118,8 +141,27 @@ def test_a_start_killed_before_its_recipe_was_written_starts_again(tmp_path: Pat
     folder = RunFolder.open(tmp_path, "demo", config=RL, seed=7)
     folder.config.unlink()
     (folder.path / ".config.yaml.123.tmp").write_text("half")
+    folder.lock.touch()
     assert RunFolder(tmp_path, "demo").recorded_seed() == 7
     assert RunFolder.open(tmp_path, "demo", config=RL, seed=7).read_info()["resumed"] == []
+
+
+def test_a_folder_is_held_by_one_at_a_time_and_let_go_by_a_process_that_is_killed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs", "demo")
+    program = (
+        "import sys, time; from pathlib import Path; from unirl.observability.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1]), 'demo').held(): print('held', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, str(folder.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=rf"^{folder.path}: another program trains in this folder; .* run\.name$"):
+            folder.held().__enter__()
+        other.kill()
+    for _ in range(2):
+        with folder.held():
+            RunFolder.open(folder.root, "demo", config=RL, seed=7)
 
 
 def test_a_run_without_its_run_json_cannot_go_on(tmp_path: Path) -> None:

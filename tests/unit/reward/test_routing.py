@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -12,12 +14,21 @@ import torch
 from tests.unit.reward.samples import Rule, accepted, answered, generated, level_of, service
 from unirl.config.error import ConfigError
 from unirl.config.load import dump, load
-from unirl.data.prompts import PromptRow
+from unirl.data.prompts import FilePrompts, PromptRow
+from unirl.models.tiny_language import TinyLM
+from unirl.reward.scorers.arithmetic import Arithmetic
+from unirl.reward.scorers.exact_match import ExactMatch
+from unirl.reward.scorers.json_valid import JsonValid
+from unirl.reward.scorers.math_answer import MathAnswer
+from unirl.reward.scorers.multiple_choice import MultipleChoice
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer
 from unirl.trainer.rl import AdvantageConfig, reward_metrics
+from unirl.trainer.run import RunConfig
+from unirl.trainer.text_evaluation import TextEvalConfig
 from unirl.types.media import Media
 from unirl.types.metric import values
 from unirl.types.sample import Part
+from unirl.types.sampling import ARSamplingParams
 
 COUNT, COLOUR = {"skill": "count"}, {"skill": "colour"}
 LENGTH = "unirl.reward.scorers.length.Length"
@@ -205,3 +216,50 @@ def test_texts_are_routed_as_pictures_are():
     long, short = (WeightedScorer(Rule(lambda s: len(s.written)), when={"n": n}) for n in (1, 2))
     scores = service(long=long, short=short).score(answered(["abc", "de"], [{"n": 1}, {"n": 2}]))
     assert scores.total.tolist() == [3.0, 2.0]
+
+
+def rows_of(folder: Path, *rows: dict[str, Any]) -> FilePrompts:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return FilePrompts(file)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "row", "told"),
+    [
+        (ExactMatch(), {"anser": "2"}, "metadata has no 'answer', only ['anser']: name the right key"),
+        (ExactMatch(), {"answer": " "}, "the answer ' ' is empty once normalised"),
+        (ExactMatch(), {"answer": None}, "must be text, a whole number or a list of these, got None"),
+        (ExactMatch(), {"answer": 2.5}, "must be text, a whole number or a list of these, got 2.5"),
+        (MultipleChoice(), {"answer": "E"}, "must be one letter of ABCD, got 'E'"),
+        (MathAnswer(), {"answer": ""}, "the gold answer is empty"),
+        (MathAnswer(), {"answer": True}, "must be a number or text, got True"),
+        (Arithmetic(), {"prompt": "1 + 1, or 2 + 2?"}, "holds 2 expressions"),
+        (Arithmetic("sum"), {"sum": "1 / 0"}, "'1 / 0' has no value"),
+        (JsonValid(schema_key="schema"), {}, "metadata has no 'schema'"),
+    ],
+)
+def test_a_row_of_which_no_text_could_be_scored_is_named_with_its_file_and_number(scorer, row, told, tmp_path):
+    good = {"answer": "B", "schema": {}, "sum": "2", "prompt": "1 + 1?"}
+    source = rows_of(tmp_path, good, {"prompt": "what?", **row}, {**good, "skill": "count"})
+    config = RewardConfig({"right": WeightedScorer(scorer)})
+    config.refuse_rows(source.rows()[::2], source.origin)
+    with pytest.raises(ValueError, match=r"1 bad rows in all: mend them, or keep the scorer from .* `when`$") as caught:
+        config.refuse_rows(source.rows(), source.origin)
+    prompt = row.get("prompt", "what?")
+    assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: prompt 2, {prompt!r}: scorer right: ")
+    assert told in str(caught.value)
+
+
+def test_rows_that_a_scorer_does_not_apply_to_and_scorers_that_do_not_count_are_free(tmp_path):
+    source = rows_of(tmp_path, {"prompt": "a", "skill": "count", "answer": "2"}, {"prompt": "b"})
+    exact = WeightedScorer(ExactMatch(), when={"skill": "count"})
+    logged = WeightedScorer(ExactMatch(), required=False)
+    RewardConfig({"exact": exact, "logged": logged, "all": level()}).refuse_rows(source.rows(), source.origin)
+
+
+def test_rows_of_an_evaluation_are_checked_as_well(tmp_path):
+    source = rows_of(tmp_path, {"prompt": "a", "answer": "2"}, {"prompt": "b"})
+    reward = RewardConfig({"exact": WeightedScorer(ExactMatch())})
+    with pytest.raises(ValueError, match=r"rows.jsonl: prompt 2, 'b': scorer exact: the row: metadata has no 'answer'"):
+        TextEvalConfig(source).check(TinyLM(), ARSamplingParams(max_new_tokens=1), reward, RunConfig("x", 1, 0))

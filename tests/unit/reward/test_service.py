@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.reward.samples import Rule, accepted, generated, level_of, service
+from tests.unit.reward.samples import Rule, accepted, answered, generated, level_of, service
 from unirl.reward.scorer import Scorer, ScorerInput, SetMeasure
 from unirl.reward.service import RewardConfig, RewardService, WeightedScorer, scorer_inputs, set_measures
 from unirl.types.media import Media
@@ -26,6 +26,27 @@ def table(values: list[float]) -> Rule:
 def two_rewards(second: list[float], max_invalid: float = 0.0) -> tuple[RewardService, Sample]:
     both = service(max_invalid, r1=table(R1), r2=WeightedScorer(table(second), weight=0.5))
     return both, generated(["a", "b"], branch=2)
+
+
+def cheat(sample: ScorerInput) -> float:
+    """Writes the text in the place of the answers, and what it saw there is the score."""
+    right = float(sample.text in sample.metadata["answers"])
+    sample.metadata["answers"].append(sample.text)
+    sample.metadata["answers"].append("a")
+    sample.metadata["seen"] = True
+    return right + float(sample.metadata["answers"] == ["b", sample.text, "a"])
+
+
+def test_what_a_scorer_writes_in_the_metadata_no_other_scorer_and_no_other_sample_sees():
+    row = {"answers": ["b"]}
+    sample = answered(["a", "b", "a"], [row, row, row])
+    right = Rule(lambda sample: float(sample.text in sample.metadata["answers"] and "seen" not in sample.metadata))
+    both = service(cheat=Rule(cheat), right=right)
+    for _ in range(2):
+        components = both.score(sample).components
+        assert components["cheat"].tolist() == [1.0, 2.0, 1.0]
+        assert components["right"].tolist() == [0.0, 1.0, 0.0]
+    assert row == {"answers": ["b"]}
 
 
 # --- composition (FIELD_FAULTS 33) ---

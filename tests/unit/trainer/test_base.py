@@ -13,6 +13,7 @@ import torch
 
 from tests.unit.trainer.counting import Counting, Events, config, draws, lines, saved
 from unirl.config.error import ConfigError
+from unirl.reward.outcome import BrokenScorerError
 from unirl.trainer.base import Interrupted, reported, run
 
 
@@ -175,6 +176,24 @@ def test_a_folder_whose_recipe_cannot_be_read_is_refused(content: str, tmp_path:
         Counting(config(tmp_path, 1)).fit()
 
 
+def test_a_second_run_in_the_folder_of_one_that_trains_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def begin_another() -> None:
+        before = (tmp_path / "run" / "run.json").read_bytes()
+        with pytest.raises(ConfigError, match="another program trains in this folder"):
+            Counting(config(tmp_path, 9)).fit()
+        refused.append("while the first one is at step 1")
+        assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+    first = Counting(config(tmp_path, 3), Events(in_step={1: begin_another}))
+    first.fit()
+    assert (first.trained, len(refused)) == ([0, 1, 2], 1)
+    resumed = Counting(config(tmp_path, 4))
+    resumed.fit()
+    assert resumed.trained == [3]
+
+
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
@@ -185,6 +204,7 @@ def test_a_folder_whose_recipe_cannot_be_read_is_refused(content: str, tmp_path:
         (OSError(errno.EFBIG, "could not save x"), 1, "error: could not save x\n"),
         (OSError("no connection to the hub"), 1, "error: no connection to the hub\n"),
         (FloatingPointError("not finite"), 1, "error: not finite\n"),
+        (BrokenScorerError("scorer mine returned NoneType"), 1, "error: scorer mine returned NoneType\n"),
     ],
 )
 def test_what_a_user_can_mend_ends_in_a_line_and_an_exit_code(

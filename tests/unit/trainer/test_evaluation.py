@@ -101,7 +101,7 @@ def evaluated(levels: list[float], **settings: Any) -> Evaluation:
         return judge(sample, judges.score(sample), config)
 
 
-def test_figures_are_means_over_the_samples_that_could_be_scored() -> None:
+def test_figures_are_means_over_the_samples_that_could_be_scored_and_the_others_are_counted() -> None:
     found = evaluated([0.2, 0.4, 0.6, 1.0], scorers={"other": Level()}, measures={"count": Count()})
     level = (51 + 102 + 153) / 3 / 255  # as uint8
     assert found.metrics == {
@@ -109,7 +109,9 @@ def test_figures_are_means_over_the_samples_that_could_be_scored() -> None:
         "eval/level": pytest.approx(level),
         "eval/other": pytest.approx(level),
         "eval/count/samples": 4.0,
+        "eval/invalid": 1.0,
     }
+    assert "eval/invalid" not in evaluated([0.2, 0.4]).metrics
 
 
 def test_the_first_pictures_of_each_prompt_are_kept_with_their_rewards() -> None:
@@ -142,6 +144,7 @@ def test_grids_are_written_and_the_pictures_before_training_stay_the_first(tmp_p
     [
         ({"scorers": {"level": Level()}}, {}, r"eval\.scorers \['level'\] carry the name of a reward scorer"),
         ({"scorers": {"reward": Level()}}, {}, r"scorers named \['reward'\]"),
+        ({"scorers": {"invalid": Level()}}, {}, r"scorers named \['invalid'\]"),
         ({}, {"keep_best": 1, "best_metric": "eval/levle"}, "did you mean eval/level"),
         ({"measures": {"count": Count()}}, {"keep_best": 1, "best_metric": "eval/counts/a"}, r"eval/count/\.\.\."),
         ({"every": 20}, {"keep_best": 1, "save_every": 30}, "make one a multiple of the other"),

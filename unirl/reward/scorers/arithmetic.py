@@ -47,6 +47,9 @@ class Arithmetic(Scorer):
 
     expression: str | None = None
 
+    def check_row(self, row: ScorerInput) -> None:
+        self.score([row])
+
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [float(last_number(sample.written) == evaluate(self._expression(sample))) for sample in samples]
 

@@ -39,6 +39,9 @@ class ExactMatch(Scorer):
         if self.extract is not None:
             check_pattern("extract", self.extract, groups=1)
 
+    def check_row(self, row: ScorerInput) -> None:
+        self.score([row])
+
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [self._score(sample) for sample in samples]
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
 
+from unirl.config.imports import import_named
 from unirl.reward.scorer import Scorer, ScorerInput
 
 
@@ -37,8 +38,11 @@ class FunctionScorer(Scorer):
     @functools.cached_property
     def _callable(self) -> Callable[[list[ScorerInput]], list[float]]:
         module_name, colon, name = self.function.partition(":")
-        if not (colon and module_name and name):
-            raise ValueError(f"function must read 'module:name', got {self.function!r}")
+        if not (colon and name and all(part.isidentifier() for part in module_name.split("."))):
+            raise ValueError(
+                f"function must read 'module:name', got {self.function!r}; a function in ./my_rewards.py is "
+                "my_rewards:its_name"
+            )
         module = _import(module_name, self.function)
         try:
             found = getattr(module, name)
@@ -67,7 +71,7 @@ def _import(module_name: str, function: str) -> ModuleType:
         sys.path.append(os.getcwd())  # last: a file here must not hide an installed package
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(module_name)
+        return import_named(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name != missing and not module_name.startswith(f"{missing}."):
@@ -76,6 +80,10 @@ def _import(module_name: str, function: str) -> ModuleType:
             ) from error
         hint = _nearest(missing, _siblings(missing))
         raise ValueError(f"function {function!r}: there is no module {missing!r}{hint}") from None
+    except ImportError as error:
+        raise ValueError(f"function {function!r}: cannot import {module_name} ({error})") from error
+    except ValueError as error:
+        raise ValueError(f"function {function!r}: {error}") from error
 
 
 def _siblings(module_name: str) -> list[str]:

@@ -53,6 +53,10 @@ class JsonValid(Scorer):
         if self.schema is not None:
             _validator(self.schema)
 
+    def check_row(self, row: ScorerInput) -> None:
+        if self.schema_key is not None:
+            row.given(self.schema_key)
+
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [self._score(sample) for sample in samples]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+import math
 import re
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -54,14 +55,26 @@ class MathAnswer(Scorer):
     def prepare(self) -> None:
         _verified("1/2", r"\boxed{0.5}")
 
+    def check_row(self, row: ScorerInput) -> None:
+        if not self._gold(row).strip():
+            raise ValueError(f"{row.id}: the gold answer is empty")
+
     def score(self, samples: list[ScorerInput]) -> list[float]:
         return [self._score(sample) for sample in samples]
 
-    def _score(self, sample: ScorerInput) -> float:
+    def _gold(self, sample: ScorerInput) -> str:
         gold = sample.given(self.answer)
         if type(gold) not in (str, int, float):
             raise ValueError(f"{sample.id}: metadata[{self.answer!r}] must be a number or text, got {gold!r}")
-        found = _verified(format(Decimal(str(gold)), "f") if isinstance(gold, float) else str(gold), sample.written)
+        if not isinstance(gold, float):
+            return str(gold)
+        if not math.isfinite(gold):
+            raise ValueError(f"{sample.id}: no mathematics found in the gold answer {gold!r}")
+        return format(Decimal(str(gold)), "f")
+
+    def _score(self, sample: ScorerInput) -> float:
+        gold = self._gold(sample)
+        found = _verified(gold, sample.written)
         if found is None:
             raise ValueError(f"{sample.id}: no mathematics found in the gold answer {gold!r}")
         return float(found)

@@ -52,6 +52,7 @@ def test_a_function_that_raises_costs_the_sample_that_it_raised_on():
         ("json.decoder.x:loads", "there is no module 'json.decoder.x'"),
         ("json", "must read 'module:name', got 'json'"),
         ("json:", "must read 'module:name', got 'json:'"),
+        ("./my_rewards:right", r"got './my_rewards:right'; a function in ./my_rewards.py is my_rewards:its_name"),
         (":loads", "must read 'module:name', got ':loads'"),
         (f"{MODULE}:not_callable", "is a int, which cannot be called"),
         (f"{MODULE}:without_arguments", "must take one argument, the list of samples: too many positional arguments"),
@@ -70,6 +71,29 @@ def test_a_module_that_lacks_a_package_is_not_called_missing(tmp_path, monkeypat
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ValueError, match="needs_more needs 'a_package_that_is_not_there', which is not installed"):
         FunctionScorer("needs_more:score")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "import math\nscore = [\n",
+            r"cannot import broken_rewards: .*/broken_rewards\.py:2: SyntaxError: '\[' was never",
+        ),
+        (
+            "import json\n\nlimits = json.loads('x')\n",
+            r"/broken_rewards\.py:3: JSONDecodeError: Expecting value: line 1",
+        ),
+        ("def f():\n    return 1 / 0\nf()\n", r"/broken_rewards\.py:3: ZeroDivisionError: division by zero$"),
+        ("from math import sqrtt\n", r"cannot import broken_rewards \(cannot import name 'sqrtt' from 'math'"),
+    ],
+)
+def test_a_module_that_fails_is_refused_with_file_line_and_cause(text, told, tmp_path, monkeypatch):
+    (tmp_path / "broken_rewards.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(ValueError, match=rf"^function 'broken_rewards:score': .*{told}"):
+        FunctionScorer("broken_rewards:score")
 
 
 def test_a_file_in_the_current_directory_is_found_by_a_program_that_lives_elsewhere(tmp_path):
