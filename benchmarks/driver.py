@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.simulated_ranks import Exchange, SimulatedLauncher, pictures, responses, scored, trained
 from unirl.config.run import load_recipe
-from unirl.data.prompts import ListedPrompts
+from unirl.data.prompts import PromptRow, PromptSource
 from unirl.distributed.group.placement import Slab
 from unirl.trainer.domains import trainer_of
 from unirl.trainer.rl import DataConfig
@@ -60,6 +60,16 @@ class DriverCost:
         return self.asking + self.gathering + self.learning + self.telling + self.packing
 
 
+@dataclasses.dataclass(frozen=True)
+class Signs(PromptSource):
+    """Prompts that differ, each with an answer."""
+
+    count: int
+
+    def rows(self) -> tuple[PromptRow, ...]:
+        return tuple(PromptRow(f"a sign that says number {row}", {"answer": str(row)}) for row in range(self.count))
+
+
 def measure_driver(load: Load, ranks: int, repeats: int = 3) -> DriverCost:
     """The cheapest of `repeats` steps, after one to warm up."""
     launcher = SimulatedLauncher(ranks, _answers(load))
@@ -76,8 +86,8 @@ def measure_driver(load: Load, ranks: int, repeats: int = 3) -> DriverCost:
 
 def _config(load: Load, ranks: int) -> Any:
     config = load_recipe(load.recipe, [SEED, "eval=null", *load.settings])
-    prompts = ListedPrompts(tuple(f"a sign that says number {row}" for row in range(load.prompts * ranks)))
-    return dataclasses.replace(config, data=DataConfig(prompts, load.prompts * ranks, load.group))
+    prompts = load.prompts * ranks
+    return dataclasses.replace(config, data=DataConfig(Signs(prompts), prompts, load.group))
 
 
 def _answers(load: Load) -> dict[str, Any]:

@@ -24,7 +24,6 @@ RECIPE = """# @package _global_
 defaults:
   - /base@_global_: ar
   - /rollout: trainside
-  - /reward: exact_match
   - /algorithm: {algorithm}
   - _self_
 run: {{name: run, steps: 1, seed: 0}}
@@ -34,6 +33,7 @@ data:
   prompts_per_step: 2
   samples_per_prompt: 4
 sampling: {{max_new_tokens: 20}}
+reward: {{scorers: {{length: {{scorer: {{_target_: unirl.reward.scorers.length.Length, least: 1}}}}}}}}
 train: {{backend: {{max_grad_norm: 0.5}}}}
 """
 
