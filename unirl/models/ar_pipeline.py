@@ -68,11 +68,14 @@ class ARPipeline:
 
 def read(family: LanguageFamily, bundle: Bundle, segment: TextSegment, sampling: ARSamplingParams) -> list[str]:
     """The text of each response, up to its first stop string or its end token."""
-    ends = end_tokens(family, bundle, sampling)
+    # Special tokens are left out by decoding: only an end token that is none has to be taken out here.
+    read_ends = {*end_tokens(family, bundle, sampling)} - {*family.special_tokens(bundle).values()}
 
     def shown(row: list[int]) -> str:
         text = family.decode(bundle, row)
         found = [text.find(stop) for stop in sampling.stop if stop in text]
-        return text[: min(found)] if found else family.decode(bundle, row[:-1] if row[-1] in ends else row)
+        if found:
+            return text[: min(found)]
+        return family.decode(bundle, row[:-1]) if row[-1] in read_ends else text
 
     return [shown(tokens.tolist()) for tokens in segment.tokens.split(segment.lengths.tolist())]
